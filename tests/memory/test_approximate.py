@@ -28,7 +28,9 @@ SCORES = [VonMisesFisher(0.1), Gaussian(), Quadratic(), Linear()]
 
 
 @pytest.mark.parametrize(("capacity", "judged"), [(4096, 256), (16_384, 64)])
-def test_regret_stays_below_two_percent(capacity: int, judged: int) -> None:
+def test_the_mean_regret_of_approximate_evictions_is_at_most_two_percent(
+    capacity: int, judged: int
+) -> None:
     rng = np.random.default_rng(0)
     columns = filled(stream(rng, "ranked", capacity))
     score = VonMisesFisher(0.1)
@@ -45,7 +47,7 @@ def test_regret_stays_below_two_percent(capacity: int, judged: int) -> None:
 
 @pytest.mark.parametrize("score", SCORES, ids=repr)
 @pytest.mark.parametrize("kind", ["ranked", *STREAMS])
-def test_counts_lie_within_the_stated_error(score: Score, kind: str) -> None:
+def test_the_stated_error_equals_the_error_of_approximate_counts(score: Score, kind: str) -> None:
     rng = np.random.default_rng(1)
     columns = filled(stream(rng, kind, 1500))
     tally = ApproximateCounts(columns, score)
@@ -61,14 +63,14 @@ def test_counts_lie_within_the_stated_error(score: Score, kind: str) -> None:
     assert tally.check() == (True, "")
 
 
-def test_larger_cells_are_more_exact() -> None:
+def test_counts_with_fewer_cells_are_more_exact() -> None:
     columns = filled(stream(np.random.default_rng(2), "ranked", 2000, dim=16))
     score = VonMisesFisher(0.03)
     errors = [ApproximateCounts(columns, score, cells).error(2000).mean for cells in (64, 8, 1)]
     assert errors[0] > errors[1] > errors[2]
 
 
-def test_one_cell_is_exact() -> None:
+def test_counts_with_one_cell_are_exact() -> None:
     rng = np.random.default_rng(3)
     columns = filled(stream(rng, "clustered", 600), dtype=torch.float64)
     tally = ApproximateCounts(columns, VonMisesFisher(0.05), cells=1)
@@ -81,7 +83,7 @@ def test_one_cell_is_exact() -> None:
 
 
 @table("batch", [1, 7, 256, 1000])
-def test_any_batch_size_places_everyone(batch: int) -> None:
+def test_every_newcomer_gets_a_slot_for_any_batch_size(batch: int) -> None:
     rng = np.random.default_rng(4)
     columns = filled(stream(rng, "ranked", 900))
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
@@ -113,7 +115,7 @@ def test_competing_newcomers_may_be_refused() -> None:
     assert tally.check() == (True, "")
 
 
-def test_refreshed_rows_are_followed() -> None:
+def test_approximate_counts_follow_refreshed_rows() -> None:
     rng = np.random.default_rng(6)
     columns = filled(stream(rng, "ranked", 3000))
     score = VonMisesFisher(0.1)
@@ -131,7 +133,7 @@ def test_refreshed_rows_are_followed() -> None:
     assert np.mean(regrets(score, shadow_KD, offer(tally, columns, x_BD), x_BD)) < 0.02
 
 
-def test_a_filling_memory_is_counted_too() -> None:
+def test_approximate_counts_follow_a_memory_while_it_fills() -> None:
     rng = np.random.default_rng(7)
     columns = filled(stream(rng, "ranked", 400), capacity=2000)
     score = VonMisesFisher(0.1)
@@ -158,7 +160,7 @@ def test_an_empty_memory_has_no_counts() -> None:
     assert tally.check() == (True, "")
 
 
-def test_the_same_seed_evicts_the_same() -> None:
+def test_equal_seeds_evict_equal_slots() -> None:
     plans = []
     for _ in range(2):
         rng = np.random.default_rng(10)
@@ -169,19 +171,19 @@ def test_the_same_seed_evicts_the_same() -> None:
 
 
 @table("cells", [0, 100_000])
-def test_arguments_have_limits(cells: int) -> None:
+def test_approximate_counts_reject_a_number_of_cells_out_of_range(cells: int) -> None:
     with pytest.raises(ValueError, match=f"{cells} cells: must lie in"):
         ApproximateCounts(filled(torch.eye(4)), VonMisesFisher(), cells=cells)
 
 
-def test_the_faster_way_is_picked() -> None:
+def test_pick_chooses_the_index_by_capacity_and_device() -> None:
     assert pick(CROSSOVER, torch.device("cpu")) == "ivf"
     assert pick(CROSSOVER - 1, torch.device("cpu")) == "exact"
     assert pick(1 << 20, torch.device("cuda")) == "exact"
 
 
 @table("index", ["exact", "ivf", "auto"])
-def test_linear_counts_are_exact_whatever_is_asked_for(index: Any) -> None:
+def test_linear_counts_are_exact_for_every_option_of_index(index: Any) -> None:
     policy = MostDuplicated(index=index)
     WorkingMemory(CROSSOVER, 2, policy)
     assert isinstance(policy._counts, LinearCounts)

@@ -24,7 +24,9 @@ from tests.naive_index import (
 
 
 @table("crowd", [2048, 20])
-def test_a_rows_own_cell_is_read_row_by_row(crowd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_reads_its_own_cell_exactly_unless_the_cell_is_crowded(
+    crowd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rows of the own cell are read exactly; all other cells contribute through moments."""
     monkeypatch.setattr("stream_ssl.memory.duel.cells.CROWD", crowd)
     monkeypatch.setattr("stream_ssl.memory.duel.cells.CROWDED", 1)
@@ -48,7 +50,7 @@ def test_a_rows_own_cell_is_read_row_by_row(crowd: int, monkeypatch: pytest.Monk
         assert far == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_cell_that_grows_crowded_is_read_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_stay_close_when_a_cell_becomes_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The contribution of near rows must be removed as it was added, or it is counted twice."""
     monkeypatch.setattr("stream_ssl.memory.duel.cells.CROWD", 40)
     rng, score = np.random.default_rng(3), VonMisesFisher(0.2)
@@ -71,14 +73,14 @@ def test_a_cell_that_grows_crowded_is_read_as_before(monkeypatch: pytest.MonkeyP
         assert torch.allclose(tally.counts()[:100], exact_K[:100], rtol=0.05)
 
 
-def test_far_cells_are_all_but_the_own_one() -> None:
+def test_without_sets_only_the_own_cell_of_each_row_to_zero() -> None:
     """A crowded cell, which is not read, must not take the place of another, such as cell 0."""
     value_NC = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
     expected = [[0.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 0.0]]
     assert without_(value_NC, torch.tensor([0, NOWHERE, 2])).tolist() == expected
 
 
-def test_moves_within_a_cell_are_exact_and_others_nearly() -> None:
+def test_moves_within_a_cell_are_counted_exactly_and_others_approximately() -> None:
     rng, score = np.random.default_rng(4), VonMisesFisher(0.2)
     columns = filled(stream(rng, "duplicates", 300, dim=8), dtype=torch.float64)
     joined_NA, left_NA = stream(rng, "uniform", 40, dim=8), stream(rng, "uniform", 30, dim=8)
@@ -111,7 +113,7 @@ def test_moves_within_a_cell_are_exact_and_others_nearly() -> None:
 
 
 @table("score", [VonMisesFisher(0.1), Gaussian(), Quadratic()], ids=repr)
-def test_a_far_cell_is_the_mean_over_a_normal_cosine(score: Score) -> None:
+def test_a_far_cell_contributes_the_mean_score_of_a_normal_cosine(score: Score) -> None:
     """Check a view along the cell's axis, where its rows spread, and a view from the side."""
     mean, along, dim = 0.8, 0.05, 65
     cells = Cells(filled(torch.zeros(10, dim), dtype=torch.float64), score, torch.eye(dim)[:1])
@@ -128,7 +130,7 @@ def test_a_far_cell_is_the_mean_over_a_normal_cosine(score: Score) -> None:
         assert found == pytest.approx(expected, rel=2e-3)
 
 
-def test_a_wrong_count_is_found() -> None:
+def test_check_finds_wrong_counts_and_a_wrong_sum_of_a_cell() -> None:
     columns = filled(stream(np.random.default_rng(12), "ranked", 800))
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
     tally.recount()
@@ -141,7 +143,7 @@ def test_a_wrong_count_is_found() -> None:
     assert "cell 3: the sum of its rows is off by 0.1" in tally.check()[1]
 
 
-def test_reading_counts_changes_nothing() -> None:
+def test_reading_counts_changes_no_eviction() -> None:
     """Looking at the status page must not change which samples are evicted."""
     rng = np.random.default_rng(14)
     columns = filled(stream(rng, "ranked", 1500))
@@ -157,7 +159,7 @@ def test_reading_counts_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("offered", [0, 100, 700])
-def test_a_state_goes_on_bit_equal(offered: int) -> None:
+def test_a_loaded_state_continues_bit_equal(offered: int) -> None:
     rng = np.random.default_rng(8)
     columns = filled(stream(rng, "ranked", 1500))
     score = VonMisesFisher(0.1)
@@ -179,7 +181,7 @@ def test_a_state_goes_on_bit_equal(offered: int) -> None:
         assert torch.equal(tally.counts(), again.counts())
 
 
-def test_a_state_of_another_dtype_is_counted_anew() -> None:
+def test_counts_are_computed_anew_from_a_state_of_another_dtype() -> None:
     columns = filled(stream(np.random.default_rng(9), "ranked", 500))
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
     tally.recount()
@@ -201,7 +203,7 @@ def test_cells_are_fitted_anew_when_the_rows_have_moved() -> None:
     assert tally.error(500).mean < 0.1
 
 
-def test_a_state_of_an_earlier_version_is_counted_anew() -> None:
+def test_counts_are_computed_anew_from_a_state_of_an_earlier_version() -> None:
     columns = filled(stream(np.random.default_rng(15), "ranked", 800))
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
     tally.recount()
@@ -213,7 +215,7 @@ def test_a_state_of_an_earlier_version_is_counted_anew() -> None:
     assert len(offer(again, again._columns, columns.embeddings[:5])) == 5
 
 
-def test_a_damaged_state_is_counted_anew() -> None:
+def test_counts_are_computed_anew_from_a_damaged_state() -> None:
     columns = filled(stream(np.random.default_rng(17), "ranked", 600))
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
     tally.recount()
@@ -224,7 +226,7 @@ def test_a_damaged_state_is_counted_anew() -> None:
             assert torch.equal(again.counts(), tally.counts()), name
 
 
-def test_copies_are_kept_out_about_as_well_as_by_exact_counts() -> None:
+def test_approximate_counts_evict_copies_about_as_well_as_exact_counts() -> None:
     """95 % of the rows show one of 8 scenes, as from a parked robot."""
     left = {}
     for index in ("exact", "ivf"):
@@ -245,7 +247,7 @@ def test_copies_are_kept_out_about_as_well_as_by_exact_counts() -> None:
     assert left["ivf"] <= 10  # 2 % of the slots
 
 
-def test_copies_of_one_scene_are_kept_out_although_their_cell_was_crowded(
+def test_copies_of_one_scene_are_evicted_although_their_cell_is_crowded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("stream_ssl.memory.duel.cells.CROWD", 32)
@@ -260,7 +262,7 @@ def test_copies_of_one_scene_are_kept_out_although_their_cell_was_crowded(
     assert memory.check_valid() == (True, "")
 
 
-def test_rows_that_repeat_exactly_ask_for_no_new_cells() -> None:
+def test_rows_that_repeat_exactly_cause_no_new_fit_of_the_cells() -> None:
     """Their distance from their cell's mean is only rounding, and must not trigger a new fit."""
     rng = np.random.default_rng(20)
     scene_SA = stream(rng, "uniform", 16).float()
@@ -273,7 +275,7 @@ def test_rows_that_repeat_exactly_ask_for_no_new_cells() -> None:
     assert tally._all.cells is first
 
 
-def test_even_rows_are_kept_better_than_by_chance() -> None:
+def test_evictions_lower_the_sum_of_counts_of_evenly_spread_rows() -> None:
     """If all counts are nearly equal, errors must not decide, or the sum of counts would rise."""
     rng, score = np.random.default_rng(16), VonMisesFisher(0.1)
     columns = filled(stream(rng, "uniform", 2500, dim=8))

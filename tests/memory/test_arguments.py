@@ -71,11 +71,11 @@ def raises(call: Callable[[], Any], message: str) -> None:
     ],
     ids=range(21),
 )
-def test_the_memory(options: dict[str, Any], message: str) -> None:
+def test_the_memory_rejects_wrong_arguments(options: dict[str, Any], message: str) -> None:
     raises(lambda: WorkingMemory(**{"capacity": 4, "dim": 3, **options}), message)
 
 
-def test_whole_numbers_of_numpy_and_lists_for_shapes_are_fine() -> None:
+def test_the_memory_accepts_integers_of_numpy_and_lists_as_shapes() -> None:
     memory = WorkingMemory(np.int64(4), np.int32(3), image_shape=[1, 2, 2], seed=2**60)
     memory.add(np.arange(2), np.eye(3)[:2], np.zeros((2, 1, 2, 2), np.uint8))
     assert len(memory.negatives(np.int64(1))) == 1
@@ -110,7 +110,9 @@ def test_whole_numbers_of_numpy_and_lists_for_shapes_are_fine() -> None:
     ],
     ids=range(11),
 )
-def test_policies_and_what_they_are_built_with(build: Callable[[], Any], message: str) -> None:
+def test_policies_and_their_parts_reject_wrong_arguments(
+    build: Callable[[], Any], message: str
+) -> None:
     raises(build, message)
 
 
@@ -133,7 +135,7 @@ def test_policies_and_what_they_are_built_with(build: Callable[[], Any], message
     ],
     ids=range(13),
 )
-def test_negatives(arguments: dict[str, Any], message: str) -> None:
+def test_negatives_rejects_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     raises(lambda: filled().negatives(**arguments), message)
     raises(lambda: WorkingMemory(6, 3).negatives(**arguments), message)
 
@@ -192,14 +194,16 @@ def test_negatives(arguments: dict[str, Any], message: str) -> None:
     ],
     ids=range(33),
 )
-def test_operations_change_nothing(call: Callable[[WorkingMemory], Any], message: str) -> None:
+def test_rejected_operations_do_not_change_the_memory(
+    call: Callable[[WorkingMemory], Any], message: str
+) -> None:
     memory = filled()
     before = memory.state_dict()
     raises(lambda: call(memory), message)
     assert equal(memory.state_dict(), before)
 
 
-def test_arrays_are_taken_however_they_lie() -> None:
+def test_arrays_of_any_layout_give_the_same_evictions() -> None:
     z_ND = unit_rows(np.random.default_rng(0), "uniform", 60, 2).numpy()
     frozen = z_ND.copy()
     frozen.flags.writeable = False

@@ -61,7 +61,7 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_the_rest_stays_whole_after_a_removal_and_the_memory_goes_on(policy, tmp_path):
+def test_a_memory_keeps_its_other_samples_and_continues_after_a_removal(policy, tmp_path):
     memory = filled(policy())
     check_rows(memory)
     ids, born = memory.ids.clone(), memory.born.clone()
@@ -98,7 +98,7 @@ def test_a_loaded_memory_has_the_seed_of_the_saved_one(policy, tmp_path):
     assert torch.equal(memory.ids, again.ids)
 
 
-def test_a_removal_does_not_make_a_reservoir_young():
+def test_a_reservoir_remembers_the_length_of_its_stream_after_a_removal():
     """A reservoir that forgot its stream would take every newcomer."""
     memory = WorkingMemory(100, 4, eviction=Reservoir(), seed=3)
     z_BD = embeddings(1000)
@@ -188,7 +188,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_fit_is_refused_and_changes_nothing(call, message):
+def test_wrong_arguments_are_rejected_and_do_not_change_the_memory(call, message):
     memory = filled()
     before = {name: value.clone() for name, value in memory.state_dict().items()}
     with pytest.raises(ValueError, match=message):
@@ -204,18 +204,18 @@ def test_a_state_of_another_payload_is_refused():
             WorkingMemory(16, 4, payload=payload).load_state_dict(state)
 
 
-def test_an_example_that_is_no_tensor_is_refused():
+def test_a_payload_example_that_is_no_tensor_is_refused():
     with pytest.raises(ValueError, match=r"payload .action. is 0\.5: must be a tensor"):
         WorkingMemory(16, 4, payload={"action": 0.5})
 
 
-def test_a_column_without_a_text_as_name_is_refused():
-    """A file would return it under another name."""
+def test_a_payload_column_whose_name_is_no_text_is_refused():
+    """A file would return the column under another name."""
     with pytest.raises(ValueError, match=r"column 1: a name must be text, such as '1'"):
         WorkingMemory(16, 4, payload={1: torch.zeros(2)})
 
 
-def test_payload_may_be_a_view_of_an_array_that_cannot_be_written():
+def test_payload_may_be_a_reversed_read_only_array():
     memory = WorkingMemory(16, 4, payload={"action": torch.zeros((), dtype=torch.int64)})
     actions = np.arange(3)[::-1]
     actions.flags.writeable = False
@@ -226,7 +226,7 @@ def test_payload_may_be_a_view_of_an_array_that_cannot_be_written():
 @pytest.mark.parametrize(
     "dtype", ["bool", "uint8", "uint16", "uint32", "uint64", "int16", "bfloat16", "complex64"]
 )
-def test_payload_has_any_dtype(dtype, tmp_path):
+def test_payload_may_have_any_dtype(dtype, tmp_path):
     """Depth images of a robot are uint16."""
     kept = getattr(torch, dtype)
     depth_NP = torch.randint(0, 1 << 15, (40, 2)).to(kept)
@@ -241,21 +241,21 @@ def test_payload_has_any_dtype(dtype, tmp_path):
         assert torch.equal(draw.payload["depth"], depth_NP[draw.ids])
 
 
-def test_a_dtype_without_single_entries_is_refused_at_once():
-    """An older torch has none of uint16 either, and `add` would fail midway."""
+def test_a_dtype_whose_entries_torch_cannot_write_is_refused_at_once():
+    """An older torch cannot write single entries of uint16 either, and `add` would fail midway."""
     example = torch.zeros(2, dtype=torch.uint8).view(torch.bits8)
     with pytest.raises(ValueError, match=r"'x' is torch\.bits8, and torch [\w.+]+ cannot write or"):
         WorkingMemory(16, 4, payload={"x": example})
 
 
-def test_a_file_that_lacks_the_dtype_is_refused(tmp_path):
+def test_save_rejects_a_dtype_that_the_file_format_lacks(tmp_path):
     memory = WorkingMemory(2, 4, payload={"wave": torch.zeros((), dtype=torch.complex128)})
     with pytest.raises(ValueError, match=r"torch\.complex128: give the payload another dtype"):
         save(memory, tmp_path / "memory")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_large_weights_have_their_proportions():
+def test_draws_follow_the_proportions_of_very_large_weights():
     drawn = filled().sample(4000, weights=torch.full((16,), 1e308, dtype=torch.float64))
     assert drawn.slots.bincount(minlength=16).min() > 150
 

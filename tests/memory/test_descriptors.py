@@ -73,7 +73,9 @@ def unit(row_BA: Tensor) -> bool:
 
 @table("shape", [(3, 16, 16), (1, 32, 32), (3, 8, 8), (3, 4, 6)], ids=str)
 @table("dtype", [torch.float32, torch.float64], ids=str)
-def test_thumbnails_are_means_without_their_mean(shape: Any, dtype: torch.dtype) -> None:
+def test_thumbnails_are_unit_vectors_of_pixel_means_less_their_mean(
+    shape: Any, dtype: torch.dtype
+) -> None:
     describe, image_BCHW = Thumbnail(8), scenes(5, shape=shape)
     row_BA = describe(ONE.to(dtype), image_BCHW)
     assert row_BA.shape == (5, describe.dim(99, shape)) == (5, 64 * shape[0])
@@ -87,7 +89,7 @@ def test_thumbnails_are_means_without_their_mean(shape: Any, dtype: torch.dtype)
     assert describe(ONE, image_BCHW[:0]).shape == (0, 64 * shape[0])
 
 
-def test_thumbnails_of_a_scene_are_alike_and_of_others_are_not() -> None:
+def test_thumbnails_are_alike_for_one_scene_and_different_for_two() -> None:
     describe, image_BCHW = Thumbnail(8), scenes(40)
     row_BA = describe(ONE, image_BCHW)
     near_BB = row_BA @ row_BA.T
@@ -100,7 +102,7 @@ def test_thumbnails_of_a_scene_are_alike_and_of_others_are_not() -> None:
     assert float((flat_BA @ flat_BA.T).min()) > 0.95
 
 
-def test_frozen_features_are_those_of_the_encoder_in_evaluation() -> None:
+def test_frozen_features_equal_those_of_the_encoder_in_evaluation_mode() -> None:
     module, image_BCHW = encoder(), scenes(10)
     describe = Frozen(module, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), centre=True, batch=3)
     before = {name: value.clone() for name, value in module.state_dict().items()}
@@ -117,7 +119,7 @@ def test_frozen_features_are_those_of_the_encoder_in_evaluation() -> None:
     torch.testing.assert_close(plain_BA, normalize(feature_BF, dim=1).float())
 
 
-def test_features_that_say_nothing_all_look_alike() -> None:
+def test_frozen_features_without_information_look_alike() -> None:
     class Odd(nn.Module):
         def forward(self, image_BCHW: Tensor) -> Tensor:
             value_B = image_BCHW.flatten(1)[:, :1]
@@ -132,7 +134,7 @@ def test_features_that_say_nothing_all_look_alike() -> None:
 
 
 @pytest.mark.parametrize("policy", [MostDuplicated, MinimumRedundancy])
-def test_vectors_that_say_nothing_all_look_alike(policy: Callable[[], Policy]) -> None:
+def test_vectors_without_information_look_alike(policy: Callable[[], Policy]) -> None:
     odd_B = [torch.nan, torch.inf, 0.0, 0.1, 1e30, -1e-30]  # each fills a whole vector
     odd_BD = torch.tensor(odd_B)[:, None].expand(-1, 7).clone()
     spread_BD = torch.randn(40, 7, generator=torch.Generator().manual_seed(0))
@@ -160,7 +162,7 @@ def test_vectors_that_say_nothing_all_look_alike(policy: Callable[[], Policy]) -
     ],
     ids=range(4),
 )
-def test_what_a_descriptor_gives_is_checked(row_BA: Tensor, message: str) -> None:
+def test_the_memory_rejects_wrong_rows_of_a_descriptor(row_BA: Tensor, message: str) -> None:
     class Given(Descriptor):
         needs_images = False
 
@@ -194,7 +196,7 @@ def test_frozen_weights_come_from_a_file_and_are_known_by_their_hash(tmp_path: P
     assert repr(compiled) == repr(same)
 
 
-def test_a_model_that_trains_leaves_the_frozen_encoder_in_it_as_it_is() -> None:
+def test_the_training_mode_of_a_model_does_not_change_its_frozen_encoder() -> None:
     model = nn.ModuleDict({"backbone": encoder()})
     describe, image_BCHW = Frozen(model["backbone"]), scenes(4)
     expected_BA = describe(ONE, image_BCHW)
@@ -202,7 +204,7 @@ def test_a_model_that_trains_leaves_the_frozen_encoder_in_it_as_it_is() -> None:
     assert torch.equal(describe(ONE, image_BCHW), expected_BA)
 
 
-def test_a_weighted_cosine_is_the_mean_of_cosines() -> None:
+def test_a_weighted_descriptor_has_the_weighted_mean_of_the_cosines() -> None:
     z_BD = unit_rows(np.random.default_rng(0), "uniform", 6, 5)
     parts, image_BCHW = [Embedding(), Thumbnail(4), Frozen(encoder())], scenes(6)
     both = Weighted(parts, weights=[1, 2, 5])
@@ -224,7 +226,7 @@ def test_a_weighted_cosine_is_the_mean_of_cosines() -> None:
     assert (Weighted([Thumbnail()]).moves, Weighted([Embedding()]).needs_images) == (False, False)
 
 
-def test_the_fixed_part_of_a_descriptor_is_of_images_alone() -> None:
+def test_the_fixed_part_of_a_descriptor_depends_only_on_images() -> None:
     image_BCHW, z_BD = scenes(9), unit_rows(np.random.default_rng(0), "uniform", 9, 5)
     thumbnail, frozen = Thumbnail(4), Frozen(encoder())
     both = Weighted([thumbnail, Embedding(), frozen], weights=[1, 7, 2])
@@ -315,7 +317,7 @@ def counted(descriptor: Descriptor, policy: Policy | None = None, **options: Any
 
 @table("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
 @table("compete", [False, True])
-def test_counts_are_of_descriptors(score: Score, compete: bool) -> None:
+def test_counts_are_computed_from_descriptors(score: Score, compete: bool) -> None:
     memory = counted(Thumbnail(4), MostDuplicated(score, compete))
     row_KA = Thumbnail(4)(memory.embeddings, memory.images)
     assert torch.equal(memory.descriptors, row_KA)
@@ -331,7 +333,7 @@ def test_counts_are_of_descriptors(score: Score, compete: bool) -> None:
 
 
 @pytest.mark.parametrize("policy", [lambda: MostDuplicated(VonMisesFisher(0.1)), MinimumRedundancy])
-def test_policies_spread_what_is_described(policy: Callable[[], Policy]) -> None:
+def test_policies_keep_all_scenes_that_descriptors_tell_apart(policy: Callable[[], Policy]) -> None:
     """With thumbnails the memory holds all scenes. With embeddings half of it is one scene."""
     by_thumbnail = torch.bincount(counted(Thumbnail(4), policy()).labels, minlength=8)
     by_embedding = torch.bincount(counted(Embedding(), policy()).labels, minlength=8)
@@ -339,7 +341,7 @@ def test_policies_spread_what_is_described(policy: Callable[[], Policy]) -> None
     assert int(by_embedding[0]) > 10
 
 
-def test_near_duplicates_and_strata_are_of_descriptors() -> None:
+def test_near_duplicates_and_strata_are_found_by_descriptors() -> None:
     memory = counted(Thumbnail(4), duplicates=Duplicates(0.9, "refuse"))
     assert sorted(memory.labels.tolist()) == list(range(8))
     assert counted(Embedding(), duplicates=Duplicates(0.99, "refuse")).stats().duplicates == 0
@@ -357,7 +359,7 @@ def test_near_duplicates_and_strata_are_of_descriptors() -> None:
     ids=["thumbnail", "embedding", "weighted"],
 )
 @table("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
-def test_encoding_again_moves_the_counts_that_follow_it(
+def test_encoding_again_changes_counts_only_if_the_descriptor_uses_embeddings(
     descriptor: Descriptor, moves: bool, score: Score
 ) -> None:
     memory = counted(descriptor, MostDuplicated(score))
@@ -396,7 +398,7 @@ def described(dims: int, policy: Policy | None = None, size: int = 6) -> Working
 
 @table("dims", [6, 9])
 @pytest.mark.parametrize("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
-def test_features_are_counted_less_their_mean_over_the_memory(dims: int, score: Score) -> None:
+def test_features_are_compared_after_their_mean_is_subtracted(dims: int, score: Score) -> None:
     memory = described(dims, MostDuplicated(score))
     assert memory.images is not None
     memory.describe_again(features_of, batch=7)
@@ -417,12 +419,12 @@ def test_features_are_counted_less_their_mean_over_the_memory(dims: int, score: 
     torch.testing.assert_close(found_R, own_R, atol=1e-4, rtol=0)
 
 
-def test_features_spread_what_the_encoder_tells_apart() -> None:
+def test_a_memory_that_counts_on_features_keeps_all_scenes() -> None:
     held_8 = torch.bincount(described(6, MostDuplicated(VonMisesFisher(0.1))).labels, minlength=8)
     assert 1 <= int(held_8.min()) <= int(held_8.max()) <= 7
 
 
-def test_many_features_are_projected_on_orthogonal_directions_always_the_same() -> None:
+def test_many_features_are_projected_on_fixed_orthogonal_directions() -> None:
     feature_BF = torch.randn(50, 40, generator=torch.Generator().manual_seed(2))
     one_BA, other_BA = (Features(12).project(feature_BF) for _ in range(2))
     assert torch.equal(one_BA, other_BA)
@@ -431,7 +433,7 @@ def test_many_features_are_projected_on_orthogonal_directions_always_the_same() 
     torch.testing.assert_close(one_BA, feature_BF @ basis_FA, atol=1e-4, rtol=0)
 
 
-def test_features_that_say_nothing_get_one_row() -> None:
+def test_constant_and_nan_features_keep_the_memory_valid() -> None:
     """A collapsed or diverged encoder stops neither the memory nor a count."""
     for value in (0.0, 3.0, float("nan")):
         memory = WorkingMemory(4, 5, None, SHAPE, descriptor=Features(3))
@@ -488,7 +490,7 @@ def test_features_of_another_size_are_refused() -> None:
         assert each.check_valid() == (True, "")
 
 
-def test_only_newcomers_decide_the_size_of_features() -> None:
+def test_only_added_samples_decide_the_size_of_features() -> None:
     z_BD, image_BCHW, _ = disagreeing(5)
     memory = WorkingMemory(4, 5, None, SHAPE, descriptor=Weighted([Features(3), Thumbnail(2)]))
     memory.collisions(z_BD, image_BCHW, features_of(image_BCHW, 7))
@@ -500,7 +502,7 @@ def test_only_newcomers_decide_the_size_of_features() -> None:
 
 
 @table("beside", [False, True])
-def test_a_state_with_features_goes_on_bit_equal(beside: bool) -> None:
+def test_a_loaded_state_with_features_continues_bit_equal(beside: bool) -> None:
     def describe() -> Descriptor:
         return Weighted([Embedding(), Features(4)]) if beside else Features(4)
 
@@ -518,7 +520,7 @@ def test_a_state_with_features_goes_on_bit_equal(beside: bool) -> None:
     assert any(name.endswith(".mean") for name in memory.state_dict())
 
 
-def test_features_beside_embeddings_count_by_the_mean_of_both_cosines() -> None:
+def test_features_beside_embeddings_are_compared_by_a_weighted_mean_of_cosines() -> None:
     """Each part changes alone, and the other keeps its bits."""
     score = VonMisesFisher(0.2)
     beside = Weighted([Embedding(), Features(4)], weights=[3, 1])
@@ -571,7 +573,9 @@ class Reminded(Mean):
 
 
 @table("build", [Mean, Reminded, lambda: Weighted([Embedding(), Mean()])], ids=range(3))
-def test_a_descriptor_from_outside_goes_on(build: Callable[[], Descriptor]) -> None:
+def test_a_state_loads_under_the_same_descriptor_from_outside(
+    build: Callable[[], Descriptor],
+) -> None:
     def remembering(descriptor: Descriptor) -> WorkingMemory:
         return WorkingMemory(30, 5, None, SHAPE, descriptor=descriptor)
 
@@ -594,7 +598,7 @@ def test_a_descriptor_from_outside_goes_on(build: Callable[[], Descriptor]) -> N
 
 
 @table("part", ["thumbnail", "frozen", "weighted"])
-def test_a_state_with_descriptors_goes_on_bit_equal(part: str) -> None:
+def test_a_loaded_state_with_descriptors_continues_bit_equal(part: str) -> None:
     def build(part: str) -> WorkingMemory:
         made = {
             "thumbnail": lambda: Thumbnail(4),

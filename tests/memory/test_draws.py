@@ -50,7 +50,7 @@ def alike(keys: Any) -> dict[Any, float]:
     return dict.fromkeys(keys, 1 / len(keys))
 
 
-def test_weighted_draws_follow_the_law_of_one_after_the_other() -> None:
+def test_weighted_draws_follow_the_law_of_drawing_one_by_one() -> None:
     weight_k = torch.tensor(WEIGHTS, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     pairs = Counter(tuple(draws.weighted(2, weight_k, generator).tolist()) for _ in range(DRAWN))
@@ -60,7 +60,7 @@ def test_weighted_draws_follow_the_law_of_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("score", [None, VonMisesFisher(0.1)], ids=repr)
-def test_training_draws_are_inverse_to_the_count(score: Any) -> None:
+def test_training_draws_follow_the_inverse_of_the_counts(score: Any) -> None:
     """Without replacement the first draw follows the shares; with replacement all draws do."""
     memory = filled(40, eviction=MostDuplicated(score), seed=5)
     weight_k = 1 / (1 + memory.counts())
@@ -78,7 +78,7 @@ def test_training_draws_are_inverse_to_the_count(score: Any) -> None:
         assert every.images is None
 
 
-def test_epochs_draw_newcomers_first_and_each_slot_once_before_any_again() -> None:
+def test_epochs_draw_newcomers_first_and_no_slot_twice_before_all_others() -> None:
     memory, rng = filled(20, eviction=Oldest(), seed=2), np.random.default_rng(0)
     epoch, drawn = dict.fromkeys(range(100, 120), 0), Counter[int]()
     for turn in range(60):
@@ -119,7 +119,7 @@ def test_every_ordered_choice_is_equally_likely(few: int, monkeypatch: pytest.Mo
         assert follows(drawn, alike(list(permutations(range(total), count))))
 
 
-def test_a_few_of_many_numbers_are_distinct() -> None:
+def test_a_uniform_draw_of_few_numbers_has_no_repeats() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
         drawn = draws.uniform(300, 300 * draws.FEW, generator, torch.device("cpu"))
@@ -127,7 +127,7 @@ def test_a_few_of_many_numbers_are_distinct() -> None:
     assert not len(draws.uniform(0, 10, generator, torch.device("cpu")))
 
 
-def test_uniform_negatives_are_distinct_rows_of_their_ids() -> None:
+def test_uniform_negatives_are_distinct_and_equally_likely() -> None:
     memory = filled(25, seed=3)
     seen: Counter[int] = Counter()
     firsts: Counter[int] = Counter()
@@ -148,7 +148,7 @@ def test_uniform_negatives_are_distinct_rows_of_their_ids() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4, 11])
-def test_stratified_draws_take_from_each_cell_alike(count: int) -> None:
+def test_stratified_draws_take_equally_many_slots_from_each_cell(count: int) -> None:
     cell_k = torch.tensor([0, 2, 0, 0, 2, 0, 3, 0, 2, 0, 0, 0])  # sizes 8, 0, 3, 1
     law = stratified_law([8, 0, 3, 1], count)
     expected_k = torch.tensor([law[c] for c in cell_k.tolist()], dtype=torch.float64)
@@ -166,7 +166,7 @@ def test_stratified_draws_take_from_each_cell_alike(count: int) -> None:
     assert bool((deviation_k <= 4.5 * (runs * expected_k * (1 - expected_k)).sqrt() + 1e-6).all())
 
 
-def test_stratified_negatives_take_from_each_cell_of_the_memory() -> None:
+def test_stratified_negatives_take_equally_many_rows_from_each_cell() -> None:
     memory = filled(200, 6, seed=1)
     for n, cells in ((16, 4), (30, 7), (199, 5)):
         drawn = memory.negatives(n, how="stratified", cells=cells)
@@ -209,7 +209,7 @@ def test_cells_are_found_again_when_all_rows_have_changed(monkeypatch: pytest.Mo
 
 @table("dtype", [torch.float32, torch.float64], ids=str)
 @table("block", [1 << 22, 50])
-def test_the_hardest_are_found_by_loops(
+def test_the_hardest_negatives_equal_those_of_a_loop(
     dtype: torch.dtype, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draws, "BLOCK_ELEMENTS", block)
@@ -240,8 +240,8 @@ def test_the_hardest_are_found_by_loops(
 
 @table("count", [1, 3, 40])
 @table("by", ["embeddings", "descriptors"])
-def test_the_nearest_slots_are_found_by_loops(by: Any, count: int) -> None:
-    """They are the hardest of each query if no slot is barred. Half of the slots are empty."""
+def test_the_nearest_slots_equal_those_of_a_loop(by: Any, count: int) -> None:
+    """The nearest slots are the hardest negatives if none is barred. Half of the slots are free."""
     rng = np.random.default_rng(3)
     memory = WorkingMemory(60, 4, image_shape=(1, 4, 4), descriptor=Thumbnail(side=4))
     image_NCHW = torch.from_numpy(rng.integers(0, 256, (30, 1, 4, 4), dtype=np.uint8))
@@ -255,7 +255,7 @@ def test_the_nearest_slots_are_found_by_loops(by: Any, count: int) -> None:
     assert torch.allclose(cosine_Bn, (query_BX @ row_kX.T).gather(1, slot_Bn), atol=1e-6)
 
 
-def test_of_ties_the_hardest_are_as_hard() -> None:
+def test_the_hardest_negatives_among_ties_have_the_highest_cosines() -> None:
     memory = filled(30, 5, "one-hot")
     anchor_BD = memory.embeddings[:6].clone()
     near_Bk = anchor_BD @ memory.embeddings.T
@@ -274,7 +274,7 @@ def test_of_ties_the_hardest_are_as_hard() -> None:
     assert torch.equal(one.z_ND, anchor_BD[:1])  # itself, as no ids are masked
 
 
-def test_draws_follow_the_generator_given() -> None:
+def test_draws_with_equal_generators_are_equal() -> None:
     memory = filled(30)
     for draw in (
         lambda g: memory.negatives(8, g).ids_N,
@@ -287,7 +287,7 @@ def test_draws_follow_the_generator_given() -> None:
         assert not torch.equal(draw(None), draw(None))
 
 
-def test_masks_leave_out_the_same_id_and_the_same_content() -> None:
+def test_masks_exclude_the_same_id_and_the_same_hash() -> None:
     memory = filled(6)  # ids 100 to 105, hashes 0 1 2 3 4 0
     ids, hashes = torch.tensor([100, 7, 7]), torch.tensor([0, 1, 0])
     expected = torch.zeros(3, 6, dtype=torch.bool)

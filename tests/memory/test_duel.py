@@ -192,18 +192,20 @@ def run_cases(stream: str, scores: tuple[Score, ...], cases: int, largest: int =
 
 @pytest.mark.parametrize("stream", STREAMS)
 @narrowed(LINEAR)
-def test_every_step_of_linear_counts(stream: str, narrow: None) -> None:
+def test_linear_counts_evict_a_most_duplicated_slot_at_every_step(
+    stream: str, narrow: None
+) -> None:
     run_cases(stream, (Linear(),), 8)
 
 
 @pytest.mark.parametrize("stream", STREAMS)
 @narrowed(EXACT)
-def test_every_step_of_exact_counts(stream: str, narrow: None) -> None:
+def test_exact_counts_evict_a_most_duplicated_slot_at_every_step(stream: str, narrow: None) -> None:
     run_cases(stream, OTHERS, 20)
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_every_step_of_single_newcomers(stream: str) -> None:
+def test_single_newcomers_evict_a_most_duplicated_slot_at_every_step(stream: str) -> None:
     for seed in range(24):
         rng = np.random.default_rng([seed, STREAMS.index(stream)])
         capacity, dtype = int(rng.integers(1, 20)), (torch.float32, torch.float64)[seed % 2]
@@ -224,7 +226,7 @@ def test_every_step_of_single_newcomers(stream: str) -> None:
     ids=list(LARGE)[:2],
     indirect=["narrow"],
 )
-def test_single_newcomers_of_a_memory_larger_than_a_pool(
+def test_single_newcomers_of_a_memory_larger_than_a_pool_evict_as_the_naive_twin(
     narrow: None, expected: set[str], compete: bool, ways: Counter[str]
 ) -> None:
     for stream, dtype in (("clustered", torch.float64), ("uniform", torch.float32)):
@@ -241,7 +243,7 @@ def test_single_newcomers_of_a_memory_larger_than_a_pool(
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_counts_of_nearly_nothing(stream: str) -> None:
+def test_very_sharp_scores_evict_a_most_duplicated_slot_at_every_step(stream: str) -> None:
     run_cases(stream, SHARP, 32, largest=9)
 
 
@@ -284,13 +286,17 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.parametrize("narrow", [LINEAR["candidates"]], indirect=True, ids=["candidates"])
-def test_steps_of_few_candidates_are_overruled(narrow: None, ways: Counter[str]) -> None:
+def test_linear_counts_overrule_some_proposals_from_few_candidates(
+    narrow: None, ways: Counter[str]
+) -> None:
     run_cases("clustered", (Linear(),), 16)
     assert 0 < ways["overruled"] < ways["proposal"]
 
 
 @pytest.mark.parametrize("narrow", [EXACT["candidates"]], indirect=True, ids=["candidates"])
-def test_proposals_of_few_candidates_are_overruled(narrow: None, ways: Counter[str]) -> None:
+def test_exact_counts_overrule_some_proposals_from_few_candidates(
+    narrow: None, ways: Counter[str]
+) -> None:
     run_cases("clustered", OTHERS, 15)
     assert 0 < ways["overruled"] < ways["proposal"]
 
@@ -319,7 +325,9 @@ def test_pools_last_for_many_steps(
 
 
 @pytest.mark.parametrize("narrow", [COARSE, NARROW], indirect=True, ids=["bfloat16", "float32"])
-def test_a_memory_larger_than_a_pool(narrow: None, ways: Counter[str]) -> None:
+def test_a_memory_larger_than_a_pool_changes_from_pools_to_scans(
+    narrow: None, ways: Counter[str]
+) -> None:
     z_ND = unit_rows(np.random.default_rng(1), "uniform", 9400, 6).float()
     judge = Judge(9000, 6, Linear())
     for part_BD in z_ND.split([9000, 150, 250]):
@@ -350,7 +358,9 @@ def test_a_product_in_bfloat16_misses_no_row(reach: float, dtype: torch.dtype) -
 
 @table("reach", [2.0**-10, 1.0, 2.0**8])
 @table("dim", [4, 16, 64])
-def test_no_row_is_missed_where_all_is_rounded_down(dim: int, reach: float) -> None:
+def test_a_product_in_bfloat16_misses_no_row_if_all_numbers_are_rounded_down(
+    dim: int, reach: float
+) -> None:
     """The numbers are near the middle between two bfloat16 values, so all of them round down."""
     half = torch.finfo(torch.bfloat16).eps / 2
     sign_PA = torch.randn(50, dim, generator=torch.Generator().manual_seed(0)).sign().double()
@@ -367,7 +377,7 @@ def test_no_row_is_missed_where_all_is_rounded_down(dim: int, reach: float) -> N
 
 
 @table("slots", [None, torch.arange(60)], ids=["the column", "copies"])
-def test_a_pool_is_kept_in_step_with_the_column(slots: Tensor | None) -> None:
+def test_a_pool_stays_in_step_with_the_column(slots: Tensor | None) -> None:
     row_PA, place = unit_rows(np.random.default_rng(0), "uniform", 60, 5), torch.tensor([7, 0, 59])
     pool = Pool(row_PA.clone(), slots, coarse=True)
     row_PA[place] = row_PA[[1, 2, 3]]
@@ -382,7 +392,7 @@ def test_a_pool_is_kept_in_step_with_the_column(slots: Tensor | None) -> None:
     assert torch.equal(pool.gains(row_PA[5]), again.gains(row_PA[5]))
 
 
-def test_candidates_that_rounding_chose_badly(
+def test_all_gains_are_computed_exactly_if_rounding_misleads_the_candidates(
     monkeypatch: pytest.MonkeyPatch, ways: Counter[str]
 ) -> None:
     """Products in the rows' own dtype are made useless, so all gains must be computed exactly."""
@@ -399,7 +409,7 @@ def test_candidates_that_rounding_chose_badly(
 
 
 @table("score", [Linear(), *OTHERS[:-1]], ids=repr)
-def test_the_sequence_is_that_of_the_printed_algorithm(score: Score) -> None:
+def test_the_evicted_slots_are_those_of_the_printed_algorithm(score: Score) -> None:
     z_ND = unit_rows(np.random.default_rng(5), "clustered", 260, 16)
     judge = Judge(60, 16, score)
     judge.add(z_ND)
@@ -424,7 +434,7 @@ def test_rows_encoded_again_are_counted_again(score: Score, narrow: None) -> Non
     [(Linear(), "newcomers"), (Linear(), "encoded again"), (VonMisesFisher(0.1), "newcomers")],
     ids=["sum", "sum, encoded again", "counts"],
 )
-def test_errors_of_rounding_are_forgotten(
+def test_rounding_errors_disappear_when_sums_and_counts_are_computed_again(
     score: Score, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums and counts are computed again after some newcomers, or some rows encoded again."""
@@ -470,7 +480,9 @@ def copied(copies: int, capacity: int) -> Tensor:
 
 @table("score", [Linear(), *SHARP[:2]], ids=repr)
 @table(("copies", "capacity"), [(300, 500), (2300, 2000)])
-def test_hundreds_of_copies(copies: int, capacity: int, score: Score) -> None:
+def test_hundreds_of_copies_are_evicted_as_by_the_naive_twin(
+    copies: int, capacity: int, score: Score
+) -> None:
     judge = Judge(capacity, 8, score)
     for part_BD in copied(copies, capacity).split([capacity, 250, 50]):
         judge.add(part_BD)
@@ -482,7 +494,7 @@ def test_hundreds_of_copies(copies: int, capacity: int, score: Score) -> None:
     [(4, Linear()), (1300, Linear()), (4, VonMisesFisher(0.1))],
     ids=["4", "1300", "4, sharp"],
 )
-def test_ties_end_no_proposal(copies: int, score: Score, ways: Counter[str]) -> None:
+def test_ties_do_not_end_a_proposal(copies: int, score: Score, ways: Counter[str]) -> None:
     judge = Judge(1000, 8, score)
     for part_BD in copied(copies, 1000).split(1000):
         judge.add(part_BD)
@@ -497,7 +509,7 @@ def test_ties_end_no_proposal(copies: int, score: Score, ways: Counter[str]) -> 
     ids=["pools", "short scans", "scans", "coarse scans", "exact candidates", "exact blocks"],
     indirect=["narrow"],
 )
-def test_ties_fall_the_same_way_again_and_after_loading(
+def test_ties_are_broken_the_same_way_in_a_second_run_and_after_loading(
     narrow: None, score: Score, stream: str
 ) -> None:
     for seed in range(2):
@@ -533,7 +545,9 @@ def leave(judge: Judge, rest_D: Tensor, rng: np.random.Generator) -> bool:
 @FORMS
 @pytest.mark.parametrize("off", [1e-9, 1e-7])
 @pytest.mark.parametrize("copies", [10, 100])
-def test_newcomers_against_the_sum(copies: int, off: float, compete: bool) -> None:
+def test_newcomers_opposite_to_the_sum_evict_as_the_naive_twin(
+    copies: int, off: float, compete: bool
+) -> None:
     c, s = np.cos(0.5), np.sin(0.5)
     row_KD = np.array([[1.0, 0.0]] * copies + [[c, s]] * 595 + [[c, -s]] * 595)
     judge = Judge(len(row_KD), 2, Linear(), compete)
@@ -550,7 +564,9 @@ def test_newcomers_against_the_sum(copies: int, off: float, compete: bool) -> No
         }
     }
 )
-def test_a_sum_that_vanishes_under_a_living_pool(narrow: None, compete: bool) -> None:
+def test_evictions_stay_exact_if_the_sum_nearly_vanishes_during_a_pool(
+    narrow: None, compete: bool
+) -> None:
     """The bounds compare a long sum with a tiny one: a difference of squares would cancel."""
     rng, vanished = np.random.default_rng(0), 0
     for _ in range(40):
@@ -590,7 +606,9 @@ def test_a_sum_that_vanishes_under_a_living_pool(narrow: None, compete: bool) ->
     ids=["as allowed", "more than allowed"],
     indirect=True,
 )
-def test_rows_longer_than_any_before(narrow: None, grown: str, compete: bool) -> None:
+def test_evictions_stay_exact_with_rows_longer_than_all_earlier_rows(
+    narrow: None, grown: str, compete: bool
+) -> None:
     """A bound that assumes unit rows fails, at least for rows longer than the tolerance."""
     longest = 1 + 0.99 * checks.NORM_TOLERANCE
     for seed in range(10):
@@ -630,7 +648,7 @@ def by_loop(h_WW: Tensor, count_c: Tensor, compete: bool) -> tuple[list[int], li
 
 
 @FORMS
-def test_simulation_is_a_loop(compete: bool) -> None:
+def test_simulate_equals_a_loop(compete: bool) -> None:
     for seed in range(10):
         compare_simulation(np.random.default_rng(seed), compete)
 
@@ -656,7 +674,7 @@ def compare_simulation(rng: np.random.Generator, compete: bool) -> None:
 
 
 @FORMS
-def test_ties_of_a_simulation_fall_the_same_way(compete: bool) -> None:
+def test_simulate_breaks_ties_the_same_way_every_time(compete: bool) -> None:
     h_WW = (torch.ones(9, 9) / 2).fill_diagonal_(0)
     counts = h_WW[:5, :5].sum(dim=1), h_WW[5:, :5].sum(dim=1)
     found = [simulate(*counts, h_WW, compete)[0].tolist() for _ in range(3)]

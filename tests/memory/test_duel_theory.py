@@ -177,7 +177,9 @@ def test_theorem_1_holds_on_a_simplex_except_in_ties(score: Score) -> None:
 
 @pytest.mark.parametrize("score", SCORES, **KIND)
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 0.95])
-def test_theorem_2_a_probability_is_a_cosine(score: Score, alpha: float) -> None:
+def test_theorem_2_every_limit_of_the_probability_is_a_limit_of_the_cosine(
+    score: Score, alpha: float
+) -> None:
     """There is one cosine alpha* with h(x) >= alpha if and only if x >= alpha*."""
     x_N = torch.linspace(-1, 1, 20_001, dtype=torch.float64)
     is_above_N = score(x_N) >= alpha

@@ -70,20 +70,22 @@ def run_cases(action: str, stream: str, dtype: torch.dtype, seeds: range) -> int
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_every_decision_is_the_one_taken_one_by_one(
+def test_decisions_on_a_batch_equal_decisions_one_by_one(
     action: str, stream: str, dtype: torch.dtype
 ) -> None:
     assert run_cases(action, stream, dtype, range(25)) > 0
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_blocks_change_nothing(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_blocks_do_not_change_the_decisions(
+    action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("stream_ssl.memory.duplicates.BLOCK_ELEMENTS", 70)
     monkeypatch.setattr("stream_ssl.memory.compute.CACHED_ELEMENTS", 50)
     assert run_cases(action, "duplicates", torch.float64, range(100, 140)) > 0
 
 
-def test_it_is_cosines_that_are_compared() -> None:
+def test_duplicates_are_found_by_cosines_although_norms_differ_from_1() -> None:
     near = torch.tensor([0.99985, (1 - 0.99985**2) ** 0.5])
     for norm in (0.9991, 1.0009):  # the largest deviation from unit norm that rows may have
         memory = WorkingMemory(9, 2, duplicates=Duplicates(1.0, "refuse"))
@@ -93,7 +95,7 @@ def test_it_is_cosines_that_are_compared() -> None:
         assert memory.add([3, 4], row_BD[[2, 0]]).refused.tolist() == [3, 4]
 
 
-def test_only_those_let_in_make_others_duplicates() -> None:
+def test_only_admitted_newcomers_make_others_duplicates() -> None:
     """The rows: b is near a, c is near b but not near a."""
     angle = torch.tensor([0.0, 0.15, 0.30], dtype=torch.float64)
     z_BD = torch.stack([angle.cos(), angle.sin()], dim=1)
@@ -107,7 +109,7 @@ def test_only_those_let_in_make_others_duplicates() -> None:
 
 @table("score", [None, VonMisesFisher(0.1)], ids=repr)
 @table("action", ["refuse", "merge"])
-def test_no_two_slots_are_alike(action: Any, score: Any) -> None:
+def test_no_two_slots_hold_near_duplicates(action: Any, score: Any) -> None:
     rng = np.random.default_rng(4)
     memory = WorkingMemory(30, 4, MostDuplicated(score), duplicates=Duplicates(0.9, action), seed=1)
     for start in range(0, 600, 75):
@@ -133,7 +135,7 @@ class Reluctant(Oldest):
         return plan
 
 
-def test_what_merged_into_a_refused_newcomer_is_gone() -> None:
+def test_duplicates_of_a_refused_newcomer_are_refused_without_a_merge() -> None:
     memory = WorkingMemory(2, 4, Reluctant(), duplicates=Duplicates(0.9, "merge"))
     row = torch.eye(4, dtype=torch.float64)
     memory.add([0, 1], row[:2])
@@ -148,7 +150,7 @@ def test_what_merged_into_a_refused_newcomer_is_gone() -> None:
 
 
 @table("policy", [MostDuplicated, Oldest, Reservoir])
-def test_counting_changes_nothing_else(policy: type[Policy]) -> None:
+def test_counting_duplicates_changes_no_admission(policy: type[Policy]) -> None:
     z_ND = unit_rows(np.random.default_rng(2), "duplicates", 200, 5)
     plain = WorkingMemory(20, 5, policy(), seed=3)
     counted = WorkingMemory(20, 5, policy(), seed=3, duplicates=Duplicates(0.99))
@@ -166,7 +168,7 @@ def test_counting_changes_nothing_else(policy: type[Policy]) -> None:
 
 @table("held", [1, 2])
 @table(("turn", "expected"), [(0, [2, 1]), (1e-3, [1, 2])])
-def test_the_lowest_of_those_as_close_is_merged_into(
+def test_a_duplicate_is_merged_into_the_closest_slot_and_in_ties_the_lowest(
     turn: float, expected: list[int], held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream_ssl.memory.compute.CACHED_ELEMENTS", 1)

@@ -41,7 +41,7 @@ def rows(kind: str, count: int, dim: int = 16, seed: int = 0) -> Tensor:
 
 @table("kind", KINDS)
 @table(("queries", "count", "k"), [(1, 500, 10), (8, 3, 7), (40, 500, 500)])
-def test_the_nearest_are_those_of_a_sorted_matrix(
+def test_the_nearest_rows_equal_those_of_a_sorted_matrix(
     queries: int, count: int, k: int, kind: str, faiss: bool
 ) -> None:
     row_KD, z_BD = rows(kind, count), rows("uniform", queries, seed=1)
@@ -53,13 +53,13 @@ def test_the_nearest_are_those_of_a_sorted_matrix(
     assert torch.allclose((z_BD @ row_KD.T).gather(1, row), ordered, atol=1e-6)
 
 
-def test_many_queries_are_answered_alike(faiss: bool) -> None:
+def test_many_queries_find_their_nearest_rows(faiss: bool) -> None:
     row_KD, z_BD = rows("uniform", 60), rows("uniform", module.NEAREST_MANY, seed=1)
     assert torch.equal(nearest(z_BD, row_KD, 1)[1][:, 0], (z_BD @ row_KD.T).argmax(dim=1))
     assert [len(found) for found in nearest(z_BD[:0], row_KD, 2)] == [0, 0]
 
 
-def test_blocks_of_queries_join(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_in_blocks_find_the_nearest_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BLOCK_ELEMENTS", 64)
     row_KD, z_BD = rows("uniform", 50).double(), rows("uniform", 9, seed=1).double()
     cosine, row = nearest(z_BD, row_KD, k=50)
@@ -70,7 +70,7 @@ def test_blocks_of_queries_join(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @table("dtype", [torch.float32, torch.float64])
 @table("n", [1, 64, 700, 900])
-def test_the_top_are_the_largest_products(
+def test_top_returns_the_rows_with_the_largest_products(
     n: int, dtype: torch.dtype, faiss: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PRODUCT_ROWS", 1)
@@ -84,7 +84,7 @@ def test_the_top_are_the_largest_products(
 
 
 @table("query_D", [torch.ones(7), torch.ones(99), torch.ones(48).double(), torch.ones(1, 48)])
-def test_a_query_that_is_no_row_is_refused(query_D: Tensor, faiss: bool) -> None:
+def test_top_rejects_a_query_of_another_shape_or_dtype(query_D: Tensor, faiss: bool) -> None:
     with pytest.raises(ValueError, match="one dtype"):
         top(query_D, torch.ones(module.PRODUCT_ROWS, 48), 3)
 
@@ -95,7 +95,7 @@ def fit(z_ND: Tensor, centre_CD: Tensor) -> float:
 
 
 @table("kind", KINDS)
-def test_centres_fit_as_well_as_those_of_plain_rounds(kind: str, faiss: bool) -> None:
+def test_kmeans_fits_about_as_well_as_plain_rounds(kind: str, faiss: bool) -> None:
     z_ND = rows(kind, 800, dim=12)
     centre_CD, cell_N = kmeans(z_ND, 16, seed=1)
     plain_CD = z_ND[torch.randperm(800, generator=torch.Generator().manual_seed(0))[:16]]
@@ -155,14 +155,16 @@ def test_few_rows_and_rows_that_cancel_out_have_centres(faiss: bool) -> None:
     ],
     ids=range(13),
 )
-def test_errors_say_value_rule_and_remedy(call: Callable[[], Any], message: str) -> None:
+def test_errors_name_the_value_the_rule_and_the_remedy(
+    call: Callable[[], Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
 @pytest.mark.skipif(not module.HAVE_FAISS, reason="no faiss")
 @table("name", ["index", "\u0438\u043d\u0434\u0435\u043a\u0441", os.fsdecode(b"i\xff")])
-def test_an_index_may_have_any_name(name: str, tmp_path: Path) -> None:
+def test_an_index_file_may_have_any_name(name: str, tmp_path: Path) -> None:
     rows = np.eye(7, 3, dtype=np.float32)
     assert write_flat(rows, tmp_path / name)
     (tmp_path / name).rename(tmp_path / "plain")

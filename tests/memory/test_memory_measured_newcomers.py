@@ -1,4 +1,4 @@
-"""Collisions that `add` measures on the way: those of a call before it, and the same evictions."""
+"""Tests of the collisions that `add` measures: a call before `add` returns the same numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def batches(sizes: tuple[int, ...]) -> list[tuple[Tensor, Tensor, list[str]]]:
 
 @pytest.mark.parametrize("shares", [None, 0.5])
 @pytest.mark.parametrize("name", POLICIES)
-def test_they_are_the_collisions_of_a_call_before(name: str, shares: float | None) -> None:
+def test_measured_collisions_equal_those_of_a_call_before_add(
+    name: str, shares: float | None
+) -> None:
     measured, plain = (WorkingMemory(SLOTS, DIM, POLICIES[name](), shares=shares) for _ in "ab")
     for ids_B, z_BD, names in batches((0, 40, 40, 1, 2, 33, 0, 16, 100)):
         expected_B = plain.collisions(z_BD)
@@ -63,7 +65,7 @@ def test_they_are_the_collisions_of_a_call_before(name: str, shares: float | Non
     assert measured.check_valid() == (True, "")
 
 
-def test_refused_near_duplicates_count_too() -> None:
+def test_collisions_of_refused_near_duplicates_are_measured_too() -> None:
     duplicates = Duplicates(0.99, "refuse")
     measured, plain = (WorkingMemory(SLOTS, DIM, Duel(), duplicates=duplicates) for _ in "ab")
     for ids_B, z_BD, _ in batches((60, 60, 30, 30)):
@@ -76,7 +78,7 @@ def test_refused_near_duplicates_count_too() -> None:
         assert torch.equal(found.slots, without.slots)
 
 
-def test_the_product_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_collisions_computes_no_second_product(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = WorkingMemory(SLOTS, DIM, Duel())
     rounds = batches((60, 20, 20))
     memory.add(*rounds[0][:2])

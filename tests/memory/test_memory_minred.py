@@ -58,7 +58,9 @@ def test_every_step_evicts_from_the_closest_pair(stream: str, lists: str) -> Non
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_after_refreshing_the_closest_pair_is_that_of_the_new_rows(stream: str, lists: str) -> None:
+def test_evictions_after_a_refresh_use_the_closest_pair_of_the_new_rows(
+    stream: str, lists: str
+) -> None:
     rng = np.random.default_rng(STREAMS.index(stream))
     z_ND = unit_rows(rng, stream, 400, 5)
     memory = WorkingMemory(30, 5, MinimumRedundancy())
@@ -74,7 +76,7 @@ def test_after_refreshing_the_closest_pair_is_that_of_the_new_rows(stream: str, 
 
 
 @pytest.mark.parametrize("stream", [*STREAMS, "copies"])
-def test_float32_evicts_from_a_pair_as_close(stream: str) -> None:
+def test_float32_rows_are_evicted_from_a_closest_pair_up_to_rounding(stream: str) -> None:
     """This includes hundreds of bit-equal copies, many more than a list has entries."""
     z_ND = unit_rows(np.random.default_rng(5), stream.replace("copies", "clustered"), 500, 16)
     if stream == "copies":
@@ -84,7 +86,7 @@ def test_float32_evicts_from_a_pair_as_close(stream: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["uniform", "one class"])
-def test_thousands_of_equal_rows_need_few_lists_made_again(
+def test_thousands_of_equal_rows_cause_few_new_lists(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = 0
@@ -105,7 +107,7 @@ def test_thousands_of_equal_rows_need_few_lists_made_again(
     assert (memory.embeddings == z_ND[0]).all(dim=1).sum() == 2048 - 512
 
 
-def test_a_planted_row_is_found() -> None:
+def test_check_valid_finds_a_planted_row() -> None:
     memory = WorkingMemory(20, 4, MinimumRedundancy())
     memory.add(torch.arange(40), unit_rows(np.random.default_rng(2), "uniform", 40, 4))
     memory.embeddings[7] = memory.embeddings[3]
@@ -127,7 +129,7 @@ def test_the_published_step_drops_the_nearest_one_by_one() -> None:
     assert torch.equal(published_step(z_KD, x_BD), torch.stack(left))
 
 
-def test_redundancy_is_a_loop_and_small_batches_leave_less_of_it() -> None:
+def test_redundancy_equals_a_loop_and_falls_as_the_memory_evicts() -> None:
     rng = np.random.default_rng(6)
     z_ND = unit_rows(rng, "clustered", 600, 8)
     memory = WorkingMemory(64, 8, MinimumRedundancy())

@@ -83,7 +83,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize(("policy", "descriptor"), sorted(PAIRS))
-def test_a_gpu_decides_as_the_cpu_and_nothing_waits_unseen(policy: str, descriptor: str) -> None:
+def test_a_gpu_evicts_as_the_cpu_and_every_wait_is_declared(policy: str, descriptor: str) -> None:
     make, describe = POLICIES[policy], DESCRIPTORS[descriptor]
     expected = fed("cpu", make(), describe(), batches=6)
     with SimulatedGpu() as gpu:
@@ -94,7 +94,7 @@ def test_a_gpu_decides_as_the_cpu_and_nothing_waits_unseen(policy: str, descript
 
 
 @pytest.mark.parametrize("name", ["linear", "sharp", "quadratic, compete"])
-def test_the_host_reads_twice_a_block(name: str) -> None:
+def test_the_host_reads_from_the_device_at_most_twice_per_block(name: str) -> None:
     """An engine reads twice per block, before and after the simulation on the host.
 
     Checks and bookkeeping read a fixed number of times per batch.
@@ -116,7 +116,7 @@ def test_the_host_reads_twice_a_block(name: str) -> None:
         assert gpu.count("memory/checks.py").total() <= 6 * 6
 
 
-def test_a_memory_moves_to_a_gpu_and_goes_on() -> None:
+def test_a_memory_that_moves_to_a_gpu_evicts_as_before() -> None:
     with SimulatedGpu() as gpu:
         memories = [WorkingMemory(20, 4, MostDuplicated(VonMisesFisher(0.1))) for _ in range(2)]
         draw = torch.Generator().manual_seed(0)
@@ -151,13 +151,13 @@ def shared(device: str, policy: Policy) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_shares_are_kept_as_on_the_cpu(name: str) -> None:
+def test_shares_on_a_gpu_give_the_same_evictions_as_on_the_cpu(name: str) -> None:
     with SimulatedGpu():
         there = shared("cuda:0", POLICIES[name]())
     assert there == shared("cpu", POLICIES[name]())
 
 
-def test_the_spending_of_a_block_is_counted() -> None:
+def test_the_simulated_gpu_counts_the_kernels_and_waits_of_a_block() -> None:
     with SimulatedGpu() as gpu:
         value_B = torch.ones(3, device=GPU)
         with gpu.spending() as spent:
@@ -184,7 +184,9 @@ Approximate counts have no budget, because they launch kernels per cell whenever
 
 @pytest.mark.parametrize("shares", [None, 0.5], ids=["", "shares"])
 @pytest.mark.parametrize("name", list(BUDGETS))
-def test_a_batch_stays_within_its_budget(name: str, shares: float | None) -> None:
+def test_a_batch_stays_within_its_budget_of_kernels_and_waits(
+    name: str, shares: float | None
+) -> None:
     """A loop over newcomers on the device would launch at least 512 kernels."""
     make, kernels, waits = BUDGETS[name]
     stream, capacity, batch = UnitVectors("clustered"), 1024, 512

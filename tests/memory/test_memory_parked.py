@@ -80,7 +80,7 @@ def near_duplicates(frames: Frames, descriptor: Descriptor, encode: Encoder) -> 
     return copies / SLOTS, SLOTS - copies
 
 
-def test_the_stream_is_what_it_is_called(frames: Frames) -> None:
+def test_the_stream_of_a_parked_robot_is_mostly_near_duplicates(frames: Frames) -> None:
     parked = frames.scene_N >= 0
     assert int((~parked).sum()) == DISTINCT
     assert 0.85 < float(parked.float().mean()) < 0.95
@@ -97,12 +97,16 @@ def test_thumbnails_let_no_encoder_fill_the_memory_with_near_duplicates(
 
 
 @pytest.mark.parametrize("encode", [hiding, inverted])
-def test_embeddings_do(frames: Frames, encode: Encoder) -> None:
+def test_embeddings_let_an_encoder_fill_the_memory_with_near_duplicates(
+    frames: Frames, encode: Encoder
+) -> None:
     share, _ = near_duplicates(frames, Embedding(), encode)
     assert share > 0.8
 
 
 @pytest.mark.parametrize("encode", [hiding, collapsed])
-def test_thumbnails_beside_embeddings_do_most_of_it(frames: Frames, encode: Encoder) -> None:
+def test_thumbnails_beside_embeddings_keep_most_near_duplicates_out(
+    frames: Frames, encode: Encoder
+) -> None:
     share, _ = near_duplicates(frames, Weighted([Embedding(), Thumbnail(side=8)]), encode)
     assert share < 0.05

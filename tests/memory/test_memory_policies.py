@@ -54,7 +54,7 @@ def states_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
-def test_batches_are_as_single_samples(name: str) -> None:
+def test_a_batch_is_admitted_as_single_samples_are(name: str) -> None:
     ids, z_ND = stream(0, 150)
     labels = ids * ids % 5 - 1
     together = WorkingMemory(20, 6, MAKERS[name](), seed=4)
@@ -92,7 +92,7 @@ def test_an_admission_accounts_for_every_newcomer(name: str) -> None:
     assert torch.equal(memory.embeddings, z_ND[memory.ids])
 
 
-def test_a_saved_memory_goes_on_bit_equal(maker: Callable[[], Policy]) -> None:
+def test_a_loaded_memory_continues_bit_equal(maker: Callable[[], Policy]) -> None:
     ids, z_ND = stream(2, 500)
     memory = WorkingMemory(50, 6, maker(), seed=9, image_shape=(1, 2, 2))
     images = torch.arange(500 * 4).to(torch.uint8).reshape(500, 1, 2, 2)
@@ -115,7 +115,7 @@ def test_a_saved_memory_goes_on_bit_equal(maker: Callable[[], Policy]) -> None:
 
 
 @table("number", range(len(MAKERS)), ids=sorted(MAKERS))
-def test_refreshed_rows_are_known_to_the_policy(number: int) -> None:
+def test_every_policy_counts_refreshed_rows(number: int) -> None:
     ids, z_ND = stream(8, 300, kind=("duplicates", "uniform")[number % 2])
     memory = WorkingMemory(16, 6, MAKERS[sorted(MAKERS)[number]]())
     for start in range(0, 300, 25):
@@ -129,7 +129,7 @@ def test_refreshed_rows_are_known_to_the_policy(number: int) -> None:
         assert torch.allclose(memory.collisions(z_ND[:5]) * 16, total_B, atol=1e-8)
 
 
-def test_a_memory_goes_on_in_float64(maker: Callable[[], Policy]) -> None:
+def test_a_memory_continues_in_float64_after_float32(maker: Callable[[], Policy]) -> None:
     """The memory is cast from float32 to float64 midway. From then on every count is in float64."""
     ids, z_ND = stream(9, 120, dim=2)
     memory = WorkingMemory(12, 2, maker())
@@ -160,7 +160,7 @@ def test_a_policy_serves_one_memory(policy: Policy) -> None:
 
 
 @table("name", sorted(POLICIES))
-def test_one_slot_always_holds_the_last_that_joined(name: str) -> None:
+def test_a_memory_of_one_slot_holds_the_last_admitted_sample(name: str) -> None:
     ids, z_ND = stream(4, 12)
     memory = WorkingMemory(1, 6, POLICIES[name]())
     admission = memory.add(ids, z_ND)
@@ -180,7 +180,7 @@ def test_oldest_is_a_queue(sizes: tuple[int, ...]) -> None:
         start += size
 
 
-def test_the_reservoir_holds_each_sample_alike() -> None:
+def test_the_reservoir_holds_each_sample_with_equal_probability() -> None:
     """40 samples pass 10 slots in 5,000 runs: 50,000 held samples, chi-square."""
     capacity, seen, runs = 10, 40, 5000
     ids, z_ND = stream(6, seen)
@@ -206,7 +206,7 @@ def test_the_reservoir_holds_each_sample_alike() -> None:
     assert abs(pair - both) < 4.5 * both**0.5
 
 
-def test_random_draws_every_slot_alike() -> None:
+def test_random_evicts_every_slot_with_equal_probability() -> None:
     """Chi-square over 50,000 evictions from 20 slots. Each slot also follows each other
     uniformly.
     """
@@ -224,7 +224,7 @@ def test_random_draws_every_slot_alike() -> None:
         assert abs(chi - freedom) < 4.5 * (2 * freedom) ** 0.5
 
 
-def test_plans_are_carried_out_in_turn() -> None:
+def test_slots_of_a_plan_are_evicted_in_order() -> None:
     """If a slot recurs within a batch, each newcomer evicts the newcomer before it."""
 
     class Fixed(Oldest):

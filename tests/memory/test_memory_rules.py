@@ -52,7 +52,7 @@ IMAGES = torch.zeros(2, 3, 2, 2, dtype=torch.uint8)
         ({"images": IMAGES.permute(0, 2, 3, 1)}, "channels first"),
     ],
 )
-def test_what_breaks_a_rule_changes_nothing(inputs: dict[str, Any], message: str) -> None:
+def test_a_rejected_batch_does_not_change_the_memory(inputs: dict[str, Any], message: str) -> None:
     memory = WorkingMemory(4, 4, image_shape=(3, 2, 2))
     memory.add([5, 6], Z, IMAGES)
     before = memory.state_dict()
@@ -72,7 +72,7 @@ def test_what_breaks_a_rule_changes_nothing(inputs: dict[str, Any], message: str
         ([0, 1], Z * 2, "row 0 has norm 2"),
     ],
 )
-def test_refresh_names_what_is_wrong(slots: list[int], z: Tensor, message: str) -> None:
+def test_refresh_rejects_wrong_slots_and_rows(slots: list[int], z: Tensor, message: str) -> None:
     memory = WorkingMemory(4, 4)
     memory.add([5, 6], Z)
     with pytest.raises(ValueError, match=message):
@@ -87,7 +87,9 @@ def test_refresh_names_what_is_wrong(slots: list[int], z: Tensor, message: str) 
         ({"dtype": torch.float16}, "must be torch.float32"),
     ],
 )
-def test_the_memory_is_built_rightly(options: dict[str, Any], message: str) -> None:
+def test_the_memory_rejects_wrong_sizes_and_a_wrong_dtype(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         WorkingMemory(**{"capacity": 3, "dim": 2, **options})
 
@@ -118,7 +120,7 @@ BAD_PLANS = {
 
 
 @table("bad", BAD_PLANS)
-def test_a_bad_plan_leaves_a_memory_that_goes_on(bad: str) -> None:
+def test_a_memory_stays_usable_after_a_policy_returns_a_bad_plan(bad: str) -> None:
     """Eight samples fill the slots, the next one joins, and the plan for the last four is bad."""
     wrong, message = BAD_PLANS[bad]
     policy: Policy = Failing(wrong)
@@ -197,7 +199,7 @@ def plant_nobody(memory: WorkingMemory) -> None:
         (plant_nobody, "slot 6: its multiplicity is below 1"),
     ],
 )
-def test_check_valid_finds_what_was_planted(plant: Any, message: str, score: Score) -> None:
+def test_check_valid_finds_every_planted_fault(plant: Any, message: str, score: Score) -> None:
     memory = filled(8, 30, eviction=MostDuplicated(score))
     assert memory.check_valid() == (True, "")
     plant(memory)
@@ -206,7 +208,7 @@ def test_check_valid_finds_what_was_planted(plant: Any, message: str, score: Sco
     assert re.search(message, reason), reason
 
 
-def test_queue_and_reservoir_heads_are_checked() -> None:
+def test_check_valid_finds_a_wrong_queue_head_and_a_wrong_reservoir_count() -> None:
     queue = filled(4, 9, eviction=Oldest())
     queue.born[:] = queue.encoded[:] = queue.born.flip(0)
     assert "queue head" in queue.check_valid()[1]
@@ -217,7 +219,7 @@ def test_queue_and_reservoir_heads_are_checked() -> None:
     assert "fewer than it holds" in reservoir.check_valid()[1]
 
 
-def test_torch_and_numpy_are_all_that_is_needed() -> None:
+def test_the_memory_works_with_torch_and_numpy_alone() -> None:
     program = """
 import sys
 blocked = {"faiss", "zmq", "msgpack", "torchvision", "river", "lmdb", "safetensors",

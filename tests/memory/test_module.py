@@ -73,7 +73,7 @@ class Heads(WorkingMemory):
 
 
 @pytest.mark.parametrize("within", [False, True])
-def test_a_state_contains_what_a_subclass_has_registered(within: bool) -> None:
+def test_a_state_contains_the_parameters_and_buffers_of_a_subclass(within: bool) -> None:
     memory, again = Heads(), Heads()
     offer(memory, 0, 60)
     with torch.no_grad():
@@ -101,12 +101,12 @@ def test_a_spawned_process_draws_as_its_parent_does(tmp_path: Path) -> None:
     assert file.read_text() == str(memory.sample(5).ids.tolist())
 
 
-def test_loading_tells_of_keys_as_modules_do() -> None:
+def test_load_state_dict_returns_missing_and_unexpected_keys() -> None:
     missing, unexpected = fed().memory.load_state_dict(fed().memory.state_dict())
     assert (missing, unexpected) == ([], [])
 
 
-def test_loading_names_what_does_not_fit() -> None:
+def test_errors_of_loading_name_the_entry_that_does_not_fit() -> None:
     state = fed().state_dict()
     with pytest.raises(RuntimeError, match=r"memory: the state is of capacity 25, .* of 9: build"):
         Model(9).load_state_dict(state)
@@ -129,7 +129,7 @@ def test_loading_names_what_does_not_fit() -> None:
 
 
 @table("name", sorted(POLICIES))
-def test_a_copy_is_independent_and_goes_on_alike(name: str) -> None:
+def test_a_copied_memory_is_independent_and_continues_in_the_same_way(name: str) -> None:
     model = fed(eviction=POLICIES[name](), descriptor=Thumbnail(2))
     twin = copy.deepcopy(model)
     before = model.state_dict()
@@ -141,7 +141,7 @@ def test_a_copy_is_independent_and_goes_on_alike(name: str) -> None:
     assert equal(twin.state_dict(), model.state_dict())
 
 
-def test_casting_the_model_leaves_the_rows_as_they_are() -> None:
+def test_casting_a_model_does_not_change_the_rows_of_its_memory() -> None:
     model, z_BD = Model(), unit_rows(np.random.default_rng(0), "uniform", 9, 6).float()
     model.memory.add(torch.arange(9), z_BD, stream(9)[2])
     for cast in (lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.double()):
@@ -151,7 +151,7 @@ def test_casting_the_model_leaves_the_rows_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_narrow_rows_are_widened_and_of_unit_norm(dtype: torch.dtype) -> None:
+def test_half_precision_rows_are_stored_as_float32_rows_of_unit_norm(dtype: torch.dtype) -> None:
     z_BD = unit_rows(np.random.default_rng(0), "uniform", 50, 128)
     memory = WorkingMemory(20, 128)
     memory.add(torch.arange(50), z_BD.to(dtype))
@@ -167,7 +167,7 @@ def test_narrow_rows_are_widened_and_of_unit_norm(dtype: torch.dtype) -> None:
 
 
 @table("name", [*sorted(POLICIES), "ivf"])
-def test_inference_mode_leaves_no_trace(name: str) -> None:
+def test_a_memory_used_in_inference_mode_has_the_same_state(name: str) -> None:
     def policy() -> Any:
         sharp = VonMisesFisher(0.1)
         return MostDuplicated(sharp, index="ivf") if name == "ivf" else POLICIES[name]()
@@ -189,7 +189,7 @@ def test_inference_mode_leaves_no_trace(name: str) -> None:
 
 
 @table("name", [*sorted(POLICIES), "auto"])
-def test_copies_made_in_inference_mode_go_on(name: str) -> None:
+def test_copies_made_in_inference_mode_continue_as_the_original(name: str) -> None:
     shape = (1, 8, 8)  # the smallest images that the test "auto" accepts
     if name == "auto":
         memory = WorkingMemory(25, 6, image_shape=shape, duplicates=Duplicates("auto", "refuse"))
@@ -213,7 +213,7 @@ def test_copies_made_in_inference_mode_go_on(name: str) -> None:
         assert each[0].check_valid() == (True, "")
 
 
-def test_a_memory_shows_an_optimiser_nothing() -> None:
+def test_a_memory_has_no_parameters_for_an_optimiser() -> None:
     model = fed()
     assert {name for name, _ in model.named_parameters()} == {"encoder.weight", "encoder.bias"}
     assert list(model.named_buffers()) == []
@@ -229,7 +229,7 @@ def test_a_memory_shows_an_optimiser_nothing() -> None:
     assert "capacity=25, dim=6, occupied=25, eviction=most-duplicated" in repr(model)
 
 
-def test_lightning_trains_around_a_memory_and_restores_it(tmp_path: Path) -> None:
+def test_lightning_trains_and_restores_a_model_with_a_memory(tmp_path: Path) -> None:
     warnings.simplefilter("ignore")  # Lightning's own warnings, at import and in training
     import pytorch_lightning as lightning
 
@@ -267,7 +267,9 @@ def test_lightning_trains_around_a_memory_and_restores_it(tmp_path: Path) -> Non
 
 
 @table("name", [*sorted(POLICIES), "ivf", "auto"])
-def test_the_defaults_of_torch_change_nothing(name: str, tmp_path: Path) -> None:
+def test_the_default_device_and_dtype_of_torch_do_not_change_a_memory(
+    name: str, tmp_path: Path
+) -> None:
     shape = (1, 8, 8)
     ids, z_ND, _ = stream(90)
     image_NCHW = torch.randint(256, (90, *shape), generator=torch.Generator().manual_seed(0)).byte()

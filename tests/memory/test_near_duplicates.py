@@ -94,7 +94,7 @@ def test_copies_of_photographs_are_near_duplicates(kind: str, tiles: NDArray[np.
     assert (far_B < LIMIT).float().mean() > 0.9, far_B
 
 
-def test_small_pictures_that_lost_detail_are_nearer_than_others(tiles: NDArray[np.uint8]) -> None:
+def test_small_copies_that_lost_detail_are_near_duplicates(tiles: NDArray[np.uint8]) -> None:
     """Resized copies lose contrast. The blur removes this contrast from the originals too."""
     small = [Image.fromarray(tile).resize((32, 32), Image.Resampling.BILINEAR) for tile in tiles]
     copies = [one.resize((16, 16), Image.Resampling.BILINEAR) for one in small]
@@ -105,7 +105,7 @@ def test_small_pictures_that_lost_detail_are_nearer_than_others(tiles: NDArray[n
     assert (distance(copy_BSS, sketch_BSS) < LIMIT).float().mean() > 0.9
 
 
-def test_different_photographs_and_digits_are_not(tiles: NDArray[np.uint8]) -> None:
+def test_different_photographs_and_digits_are_no_near_duplicates(tiles: NDArray[np.uint8]) -> None:
     digits = load_digits().images[:200].repeat(4, axis=1).repeat(4, axis=2)
     for picture_BCHW in (tensor(tiles), torch.from_numpy(digits * 15).byte()[:, None]):
         sketch_BSS = sketch(picture_BCHW)
@@ -114,7 +114,9 @@ def test_different_photographs_and_digits_are_not(tiles: NDArray[np.uint8]) -> N
         assert near_N.float().mean() < 0.001
 
 
-def test_something_small_in_a_fixed_scene_is_new(tiles: NDArray[np.uint8]) -> None:
+def test_a_small_figure_in_a_fixed_scene_is_mostly_no_near_duplicate(
+    tiles: NDArray[np.uint8],
+) -> None:
     """A figure of 6 x 14 pixels walks through pictures of 96 x 96."""
     with_somebody = tiles.copy()
     with_somebody[:, 40:54, 30:36] = (
@@ -128,7 +130,7 @@ def test_something_small_in_a_fixed_scene_is_new(tiles: NDArray[np.uint8]) -> No
     assert (far_B > LIMIT).float().mean() > 0.85
 
 
-def test_the_distance_is_that_of_a_loop(tiles: NDArray[np.uint8]) -> None:
+def test_the_distance_equals_that_of_a_loop(tiles: NDArray[np.uint8]) -> None:
     one_BSS, other_BSS = sketch(tensor(tiles[:6])), sketch(tensor(noised(tiles[1:7])))
     other_BSS[0] = one_BSS[0].roll((1, -2), (0, 1))
     other_BSS[4:] = sketch(tensor(noised(tiles[4:6]))).flip(2)
@@ -175,7 +177,9 @@ def cropped(
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_a_cropped_copy_is_near_after_zooming(mirrored: bool, tiles: NDArray[np.uint8]) -> None:
+def test_a_cropped_copy_is_a_near_duplicate_after_zooming(
+    mirrored: bool, tiles: NDArray[np.uint8]
+) -> None:
     rng = np.random.default_rng(0)
     crops = np.stack([cropped(tile, rng) for tile in tiles])[:, :, :: -1 if mirrored else 1]
     whole_BSS, crop_BSS = sketch(tensor(tiles)), sketch(tensor(crops.copy()))
@@ -220,7 +224,7 @@ def test_a_cropped_copy_in_the_same_batch_is_found_unless_another_picture_is_as_
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])
-def test_few_held_pictures_are_read_at_a_time(
+def test_sketches_of_held_pictures_are_read_in_small_parts(
     all_of_them: bool, tiles: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held_BSS, crop_BSS = sketch(tensor(tiles)), sketch(tensor(np.stack([*map(cropped, tiles)])))
@@ -240,7 +244,7 @@ def test_few_held_pictures_are_read_at_a_time(
     assert max(read) == 4
 
 
-def test_zooming_makes_no_different_pictures_alike(tiles: NDArray[np.uint8]) -> None:
+def test_different_pictures_stay_different_after_zooming(tiles: NDArray[np.uint8]) -> None:
     digits = torch.from_numpy(load_digits().images[:200].repeat(4, 1).repeat(4, 2) * 15)
     for picture_BCHW in (tensor(tiles), digits.byte()[:, None]):
         sketch_BSS = sketch(picture_BCHW)
@@ -249,7 +253,7 @@ def test_zooming_makes_no_different_pictures_alike(tiles: NDArray[np.uint8]) -> 
         assert near_N.float().mean() < 0.001
 
 
-def test_a_dark_picture_is_compared_as_it_is() -> None:
+def test_zooming_does_not_raise_the_contrast_of_a_dark_picture() -> None:
     """Its noise is not raised to the contrast of another picture."""
     dark_BSS = sketch(torch.randint(0, 4, (20, 3, TILE, TILE), dtype=torch.uint8))
     flat_BSS = torch.zeros_like(dark_BSS)
@@ -257,7 +261,9 @@ def test_a_dark_picture_is_compared_as_it_is() -> None:
     assert zoomed_distance(flat_BSS, flat_BSS).tolist() == [0] * 20
 
 
-def test_a_black_picture_is_no_part_of_a_dim_one(tiles: NDArray[np.uint8]) -> None:
+def test_zooming_brings_a_black_picture_no_nearer_to_a_dim_picture(
+    tiles: NDArray[np.uint8],
+) -> None:
     """The dim picture's contrast is not reduced to that of the black one."""
     dim_BCHW = tensor((tiles * 0.15).astype(np.uint8))
     dim_BSS, black_BSS = sketch(dim_BCHW), sketch(torch.zeros_like(dim_BCHW))
@@ -272,7 +278,7 @@ def test_a_black_picture_is_no_part_of_a_dim_one(tiles: NDArray[np.uint8]) -> No
     assert ((far_B >= LIMIT) & (far_B < UNCLEAR)).sum() > 10
 
 
-def test_the_zoomed_distance_is_that_of_a_loop(tiles: NDArray[np.uint8]) -> None:
+def test_the_zoomed_distance_equals_that_of_a_loop(tiles: NDArray[np.uint8]) -> None:
     crops = np.stack([cropped(tile) for tile in tiles[:6]])
     whole_BSS, crop_BSS = sketch(tensor(tiles[:6])), sketch(tensor(crops))
     crop_BSS[4:] = crop_BSS[4:].flip(2)
@@ -396,7 +402,9 @@ def is_near(far: list[float]) -> bool:
     return first < ALIKE or (first < LIMIT and first < APART * second)
 
 
-def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
+def test_the_near_duplicate_test_admits_the_same_samples_as_a_loop(
+    tiles: NDArray[np.uint8],
+) -> None:
     memory = WorkingMemory(16, 2, Random(), (3, TILE, TILE))
     door, counted, only_inside, cropped = NearDuplicates(memory), 0, 0, 0
     batches = [tensor(stream(tiles, 48)) for _ in range(5)]
@@ -446,7 +454,7 @@ def test_slots_are_compared_with_all_other_slots_as_by_a_loop(tiles: NDArray[np.
 
 
 @pytest.mark.parametrize("images_on", ["device", "host"])
-def test_a_gpu_finds_the_same_and_waits_once_for_new_pictures(
+def test_a_gpu_finds_the_same_near_duplicates_and_waits_once_per_batch(
     tiles: NDArray[np.uint8], images_on: Literal["device", "host"]
 ) -> None:
     batches = [tensor(stream(tiles, 20)) for _ in range(4)]
@@ -494,7 +502,7 @@ def test_a_gpu_finds_the_same_and_waits_once_for_new_pictures(
         assert one == pytest.approx(other, abs=1e-5)
 
 
-def test_a_newcomers_key_is_handed_on_to_its_slot(
+def test_the_key_of_a_newcomer_is_reused_for_its_slot(
     monkeypatch: pytest.MonkeyPatch, tiles: NDArray[np.uint8]
 ) -> None:
     memory, batch = WorkingMemory(24, 2, Random(), (3, TILE, TILE)), tensor(tiles[:24])
@@ -518,14 +526,14 @@ def test_a_newcomers_key_is_handed_on_to_its_slot(
         assert torch.allclose(door._index._row_KA, key(sketch(memory.images)), atol=1e-5)
 
 
-def test_a_row_of_copies_within_a_batch_leaves_one(tiles: NDArray[np.uint8]) -> None:
+def test_only_the_first_of_several_copies_in_a_batch_is_admitted(tiles: NDArray[np.uint8]) -> None:
     memory = WorkingMemory(30, 2, Random(), (3, TILE, TILE))
     row = tensor(np.stack([noised(tiles[number // 20]) for number in range(60)]))
     assert NearDuplicates(memory).admitted(row, row[:0]).nonzero()[0].tolist() == [0, 20, 40]
     assert NearDuplicates(memory).admitted(row[:0], row[:0]).tolist() == []
 
 
-def test_a_copy_is_much_nearer_to_its_picture_than_to_any_other() -> None:
+def test_a_near_duplicate_is_much_nearer_to_one_picture_than_to_others() -> None:
     apart = [(0.0, 0.0), (0.1, 0.1), (0.3, 0.6), (0.3, math.inf), (0.3, 0.4), (0.4, math.inf)]
     assert are_near_duplicates(torch.tensor(apart)).tolist() == [
         *(True, True, True, True),
@@ -534,7 +542,7 @@ def test_a_copy_is_much_nearer_to_its_picture_than_to_any_other() -> None:
 
 
 @pytest.mark.parametrize("action", ["count", "refuse", "merge"])
-def test_the_door_of_a_memory_compares_pictures_as_closely(
+def test_a_memory_with_automatic_duplicates_decides_as_a_loop(
     action: Any, tiles: NDArray[np.uint8]
 ) -> None:
     memory = WorkingMemory(40, 2, Oldest(), (3, TILE, TILE), duplicates=Duplicates("auto", action))
@@ -572,7 +580,7 @@ def test_samples_with_the_same_id_are_compared_by_their_own_pictures(
         assert len(memory.add(same_B, z_BD, picture_BCHW).refused) == 2
 
 
-def test_a_gpus_memory_compares_pictures_that_the_host_keeps(tiles: NDArray[np.uint8]) -> None:
+def test_a_memory_on_a_gpu_compares_pictures_that_the_host_keeps(tiles: NDArray[np.uint8]) -> None:
     picture_BCHW, z_BD = tensor(tiles[:4]), torch.tensor([[1.0, 0.0]] * 4)
     with SimulatedGpu():
         test = Duplicates("auto", "refuse")
@@ -584,7 +592,7 @@ def test_a_gpus_memory_compares_pictures_that_the_host_keeps(tiles: NDArray[np.u
             assert memory.add(ids_B, z_BD, picture_BCHW).refused.tolist() == refused
 
 
-def test_memories_without_pictures_are_refused() -> None:
+def test_the_near_duplicate_test_refuses_memories_without_pictures() -> None:
     for shape in (None, (12, 1, 1)):
         with pytest.raises(ValueError, match="this memory keeps"):
             NearDuplicates(WorkingMemory(8, 2, Random(), shape))
@@ -592,10 +600,10 @@ def test_memories_without_pictures_are_refused() -> None:
         WorkingMemory(8, 2, duplicates=Duplicates("auto"))
 
 
-def test_a_search_changes_no_saved_state_and_a_restored_test_goes_on_alike(
+def test_a_search_and_a_restored_test_do_not_change_the_saved_states(
     tiles: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With cells, which are fitted again after a number of changes."""
+    """The test uses cells, which are fitted again after a number of changes."""
     monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 32)
     batches = [tensor(stream(tiles, 40)) for _ in range(8)]
 
@@ -634,7 +642,7 @@ def test_a_state_that_is_saved_under_autocast_has_exact_keys(tiles: NDArray[np.u
     assert square_Bn.max() < 1e-4
 
 
-def test_a_restored_memory_goes_on_with_the_same_cells(
+def test_a_restored_memory_continues_with_the_same_cells(
     tiles: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 32)

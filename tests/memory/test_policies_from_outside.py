@@ -55,7 +55,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "policies_from_outside"
 
 
-def test_a_policy_comes_by_name_or_from_outside(outside: str) -> None:
+def test_policy_builds_policies_by_name_and_from_other_packages(outside: str) -> None:
     assert {name: type(policy(name)) for name in POLICIES} == POLICIES
     sharp = policy("most-duplicated", score=VonMisesFisher(0.3))
     assert sharp.score == VonMisesFisher(0.3)
@@ -103,7 +103,7 @@ def test_a_policy_without_a_name_is_called_after_its_class(outside: str) -> None
         ("oldest", {"pace": 3}, r"'oldest' with arguments \['pace'\].*give those of .*Oldest"),
     ],
 )
-def test_the_error_names_what_is_wrong(
+def test_policy_rejects_wrong_names_and_arguments(
     outside: str, path: str, arguments: dict[str, Any], message: str
 ) -> None:
     del outside  # the fixture puts the module on the path
@@ -126,7 +126,9 @@ def test_a_configuration_names_policies_by_class_path(outside: str) -> None:
 
 
 @table("name", sorted(POLICIES))
-def test_every_batch_ends_with_an_update(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_batch_ends_with_an_update_of_the_policy(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = WorkingMemory(5, 3, POLICIES[name]())
     z_ND = unit_rows(np.random.default_rng(0), "uniform", 40, 3)
     heard: list[Feedback] = []

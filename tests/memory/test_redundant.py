@@ -45,7 +45,7 @@ def by_loop(
     ("score", "at_least"),
     [(VonMisesFisher(0.1), 1.2), (VonMisesFisher(0.02), 0.2), (Linear(), 12.3)],
 )
-def test_every_eviction_is_that_of_a_loop(
+def test_every_eviction_equals_that_of_a_loop(
     score: Score, at_least: float, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Few candidates, so that slots that are no candidates can decide.
@@ -67,15 +67,15 @@ def test_every_eviction_is_that_of_a_loop(
     assert memory.check_valid() == (True, "")
 
 
-def test_odd_pictures_leave_in_time_where_nothing_is_duplicated() -> None:
-    """Under MostDuplicated these would stay forever, because all others have larger counts."""
+def test_odd_pictures_are_evicted_in_time_if_nothing_is_duplicated() -> None:
+    """Under MostDuplicated odd pictures would stay forever: all others have larger counts."""
     z_ND = unit_rows(np.random.default_rng(0), "uniform", 2000, 64).double()
     memory = WorkingMemory(40, 64, Redundant(), dtype=torch.float64)
     memory.add(torch.arange(2000), z_ND)
     assert int(memory.ids.min()) > 1000
 
 
-def test_copies_leave_before_anyone_else() -> None:
+def test_copies_are_evicted_before_all_other_samples() -> None:
     z_ND = torch.eye(64, dtype=torch.float64)[[*range(40), *[0] * 10, *range(40, 50)]]
     memory = WorkingMemory(50, 64, Redundant(), dtype=torch.float64)
     memory.add(torch.arange(60), z_ND)
@@ -84,7 +84,7 @@ def test_copies_leave_before_anyone_else() -> None:
 
 
 @pytest.mark.parametrize("at_least", [0, -1.0, float("nan"), "many"])
-def test_a_count_that_no_slot_could_miss_is_refused(at_least: object) -> None:
+def test_redundant_rejects_a_limit_that_is_no_positive_number(at_least: object) -> None:
     with pytest.raises(ValueError, match="must be a number of expected duplicates"):
         Redundant(at_least=at_least)  # type: ignore[arg-type]
 

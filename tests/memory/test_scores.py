@@ -52,7 +52,7 @@ def exact(score: Score, x: float) -> float:
     [*map(VonMisesFisher, WIDTHS), *map(Gaussian, (1e-18, *WIDTHS))],
     ids=repr,
 )
-def test_every_width_is_its_definition(score: Score) -> None:
+def test_scores_of_every_width_equal_their_definition(score: Score) -> None:
     x_N = torch.cat(
         [torch.linspace(-1, 1, 41, dtype=torch.float64), 1 - torch.logspace(-18, -1, 35).double()]
     ).sort()[0]
@@ -80,7 +80,7 @@ def test_the_slope_is_the_largest_derivative(score: Score, width: float) -> None
     assert score.slope <= steepest * 1.05
 
 
-def test_every_score_has_its_ends_and_never_falls() -> None:
+def test_every_score_rises_from_0_to_1() -> None:
     x = torch.linspace(-1, 1, 2001, dtype=torch.float64)
     for score in (Linear(), Quadratic(), Gaussian(0.5), Threshold(), VonMisesFisher(0.01)):
         h = score(x)
@@ -91,7 +91,7 @@ def test_every_score_has_its_ends_and_never_falls() -> None:
         assert x[0] == -1  # the input is unchanged
 
 
-def test_the_widest_evict_as_their_limit_does() -> None:
+def test_the_widest_score_evicts_as_the_linear_score() -> None:
     z_ND = unit_rows(np.random.default_rng(0), "clustered", 300, 5)
     gone = [
         WorkingMemory(40, 5, MostDuplicated(score)).add(torch.arange(300), z_ND).evicted.tolist()
@@ -117,9 +117,7 @@ def test_the_widest_evict_as_their_limit_does() -> None:
     ],
     ids=range(11),
 )
-def test_widths_that_no_rounding_carries_are_refused(
-    build: Callable[[], Score], message: str
-) -> None:
+def test_scores_reject_widths_out_of_range(build: Callable[[], Score], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()
 
@@ -131,7 +129,7 @@ def test_widths_that_no_rounding_carries_are_refused(
     ids=repr,
 )
 @table("moving", [slice(None), slice(0), slice(3), slice(2, 5), slice(4, None)], ids=str)
-def test_sums_over_rows_are_those_of_the_cosines(score: Score, moving: slice) -> None:
+def test_sums_over_rows_equal_sums_of_the_scores_of_cosines(score: Score, moving: slice) -> None:
     random = np.random.default_rng(1)
     row_ND = unit_rows(random, "clustered", 50, 8)
     before_RD = row_ND[[4, 30, 7]].clone()
@@ -155,7 +153,7 @@ def test_sums_over_rows_are_those_of_the_cosines(score: Score, moving: slice) ->
 
 
 @pytest.mark.parametrize("score", [VonMisesFisher(0.01), Gaussian(0.01)])
-def test_a_sharp_score_has_no_numbers_that_are_slow_to_compute_with(score: Score) -> None:
+def test_a_sharp_score_returns_no_subnormal_numbers(score: Score) -> None:
     cosine = torch.linspace(-1, 1, 10_001)
     found, exact = score(cosine), score(cosine.double())
     tiny = torch.finfo(torch.float32).tiny

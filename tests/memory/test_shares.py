@@ -109,7 +109,9 @@ def test_every_policy_chooses_among_open_slots(name: str, seed: int) -> None:
     ("name", "size"),
     [("linear", 64), ("sharp", 64), ("ivf", 64), ("linear", 1), ("linear, compete", 1)],
 )
-def test_small_pools_choose_the_same(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_pools_choose_the_same_slots_as_the_naive_twin(
+    name: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Use few candidates and short proposals, which otherwise occur only in large memories."""
     monkeypatch.setattr(linear, "POOL_ROWS", 24)
     monkeypatch.setattr(linear, "CLOSE_ROWS", 4)
@@ -130,7 +132,7 @@ def test_small_pools_choose_the_same(name: str, size: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
-def test_one_producer_alone_is_as_none(name: str) -> None:
+def test_a_single_producer_gives_the_same_evictions_as_no_shares(name: str) -> None:
     make, _, _ = MAKERS[name]
     stream = [Sent(one.z_D, one.label, one.born, "robot") for one in mixed(3, 200)]
     plain, alone = build(make(), 24, None), build(make(), 24, 0.5)
@@ -143,7 +145,7 @@ def test_one_producer_alone_is_as_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
-def test_a_state_goes_on_bit_equal(name: str) -> None:
+def test_a_loaded_state_with_shares_continues_bit_equal(name: str) -> None:
     make, _, _ = MAKERS[name]
     stream, memory = mixed(5, 260), build(make(), 30, 0.5)
     for start in range(0, 130, 26):
@@ -180,7 +182,7 @@ def test_each_producer_keeps_its_guarantee(name: str) -> None:
     assert memory.holdings()["films"].guaranteed == 4  # 4 producers have half of the slots
 
 
-def test_batches_are_as_single_samples() -> None:
+def test_a_batch_under_shares_evicts_as_single_samples() -> None:
     for name in sorted(set(MAKERS) - {"ivf"}):
         make, _, _ = MAKERS[name]
         stream = mixed(9, 160)
@@ -191,7 +193,7 @@ def test_batches_are_as_single_samples() -> None:
         assert torch.equal(together.ids, single.ids), name
 
 
-def test_near_duplicates_refused_hold_no_share() -> None:
+def test_refused_near_duplicates_hold_no_share() -> None:
     memory = WorkingMemory(
         8, 5, Random(), dtype=torch.float64, shares=0.5, duplicates=Duplicates(0.999, "refuse")
     )
@@ -201,7 +203,7 @@ def test_near_duplicates_refused_hold_no_share() -> None:
     assert sum(own.slots for own in memory.holdings().values()) == 8
 
 
-def test_a_state_of_before_knows_nobody() -> None:
+def test_a_state_of_an_older_version_has_no_producers() -> None:
     memory = build(MostDuplicated(), 10, 0.5)
     offer(memory, mixed(2, 30))
     state = {n: v for n, v in memory.state_dict().items() if "producer" not in n}
@@ -214,7 +216,7 @@ def test_a_state_of_before_knows_nobody() -> None:
     assert again.check_valid() == (True, "")
 
 
-def test_a_policy_from_outside_needs_the_method() -> None:
+def test_a_policy_from_outside_that_cannot_keep_shares_is_refused() -> None:
     class First(Policy):
         def choose(self, rows: object) -> Tensor:
             return torch.zeros(1, dtype=torch.int64)
@@ -235,7 +237,7 @@ def test_a_policy_from_outside_needs_the_method() -> None:
         ({"": 1}, "name a producer ''"),
     ],
 )
-def test_shares_are_checked(shares: object, reason: str) -> None:
+def test_the_memory_rejects_wrong_shares(shares: object, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         WorkingMemory(4, 2, shares=shares)  # type: ignore[arg-type]
 
@@ -248,14 +250,14 @@ def test_shares_are_checked(shares: object, reason: str) -> None:
         (["a", 3], "a producer is 3"),
     ],
 )
-def test_producers_are_checked(producers: object, reason: str) -> None:
+def test_add_rejects_wrong_producers(producers: object, reason: str) -> None:
     memory = WorkingMemory(4, 2)
     with pytest.raises(ValueError, match=reason):
         memory.add([0, 1], torch.eye(2), producers=producers)  # type: ignore[arg-type]
     assert len(memory) == 0
 
 
-def test_names_of_those_without_a_slot_are_forgotten() -> None:
+def test_names_of_producers_without_a_slot_are_forgotten() -> None:
     names = ProducerNames(["kept"])
     held_k = torch.tensor([key_of("kept"), NAMELESS])
     for start in range(0, MOST_NAMES + 100, 500):
@@ -284,8 +286,8 @@ def test_tries_are_uniform_and_independent() -> None:
         assert chisquare(pairs).pvalue > 1e-5
 
 
-def test_a_newcomer_that_finds_only_barred_slots_takes_any_open_slot() -> None:
-    """Of 64 slots one is open, which the tries of most newcomers miss."""
+def test_a_newcomer_takes_any_open_slot_and_no_barred_slot() -> None:
+    """The 62 slots of producer a are open, and the two slots of producer b are barred."""
     counts: Counter[int] = Counter()
     for seed in range(200):
         memory = WorkingMemory(64, 2, Random(), seed=seed, shares=0.98)

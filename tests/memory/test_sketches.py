@@ -1,4 +1,4 @@
-"""Tests of sketches and keys: what copies change is left out, frames first of all.
+"""Tests of sketches and keys: of frames, of mirror images and of dark noise.
 
 Shapes: B pictures, S = 32.
 """
@@ -55,7 +55,7 @@ def framed(
 @pytest.mark.parametrize("side", [32, 48, 96])
 @pytest.mark.parametrize("level", [WHITE, BLACK])
 @pytest.mark.parametrize("share", [0.04, 0.08, 0.15])
-def test_a_picture_in_a_frame_is_the_picture(
+def test_the_sketch_inside_a_frame_is_near_the_sketch_of_the_picture(
     share: float, level: int, side: int, tiles: NDArray[np.uint8]
 ) -> None:
     copies = np.stack([jpeg(framed(tile, share, share, level, side)) for tile in tiles])
@@ -77,7 +77,7 @@ def test_a_cropped_frame_leaves_the_middle_of_the_picture(tiles: NDArray[np.uint
     assert (far_B < ALIKE).float().mean() > 0.7
 
 
-def test_photographs_and_things_on_white_are_in_no_frame(tiles: NDArray[np.uint8]) -> None:
+def test_photographs_and_digits_on_white_have_no_frame(tiles: NDArray[np.uint8]) -> None:
     assert (inside(greys(tiles))[1] == TILE).float().mean() > 0.97
     digits = np.kron(load_digits().images[:500], np.ones((4, 4))) * 15
     on_white = torch.from_numpy(np.pad(digits, ((0, 0), (4, 4), (4, 4)))).float()
@@ -85,7 +85,7 @@ def test_photographs_and_things_on_white_are_in_no_frame(tiles: NDArray[np.uint8
 
 
 @pytest.mark.parametrize("level", [WHITE, BLACK])
-def test_pictures_of_one_colour_are_whole(level: int) -> None:
+def test_pictures_of_one_colour_have_no_frame(level: int) -> None:
     plain_BPP = torch.full((1, TILE, TILE), float(level))
     start_2B, length_B = inside(plain_BPP)
     assert (start_2B == 0).all()
@@ -94,7 +94,7 @@ def test_pictures_of_one_colour_are_whole(level: int) -> None:
 
 
 @pytest.mark.parametrize("side", [8, 28, 32, 96])
-def test_the_inside_of_frames_is_that_of_a_loop(side: int, tiles: NDArray[np.uint8]) -> None:
+def test_the_inside_of_frames_equals_that_of_a_loop(side: int, tiles: NDArray[np.uint8]) -> None:
     pictures = [framed(tile, *RNG.uniform(0, 0.25, 2), WHITE, side) for tile in tiles]
     pictures += [np.full((side, side, 3), WHITE, np.uint8), *noise(side)]
     grey_BPP = greys(np.stack(pictures))
@@ -140,10 +140,10 @@ def inside_by_loop(image_PP: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (96, 96), (28, 28), (60, 96), (96, 41), (8, 9)])
-def test_frames_are_found_where_the_outermost_lines_are_plain(
+def test_a_cpu_and_a_gpu_find_the_same_frames(
     shape: tuple[int, int], tiles: NDArray[np.uint8]
 ) -> None:
-    """A CPU looks for frames there alone. A GPU looks everywhere."""
+    """A CPU only examines pictures with plain outermost lines. A GPU examines all pictures."""
     pictures = [framed(tile, *RNG.uniform(0, 0.2, 2), WHITE) for tile in tiles[::2]]
     small = [Image.fromarray(one).resize(shape[::-1]) for one in [*pictures, *tiles[::2]]]
     image_BCHW = tensor(np.stack([np.asarray(one) for one in small]))
@@ -168,7 +168,7 @@ def test_parts_of_an_interval_are_weighed_by_their_overlap(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [8, 32, 300])
-def test_no_product_of_a_sketch_has_subnormal_numbers(size: int) -> None:
+def test_no_weight_of_a_sketch_lies_between_0_and_1e_25(size: int) -> None:
     weight_SH = sketches._blurred_squeezed(size, torch.device("cpu"))
     assert not ((weight_SH > 0) & (weight_SH < 1e-25)).any()
     assert torch.allclose(weight_SH.sum(dim=1), torch.ones(SIDE))
@@ -191,7 +191,7 @@ def test_keys_are_no_farther_apart_than_pictures_and_mirror_images(
 
 
 @pytest.mark.parametrize("size", [16, 32, 96])
-def test_the_noise_of_a_dark_camera_is_no_content(size: int) -> None:
+def test_pictures_of_dark_noise_are_near_duplicates(size: int) -> None:
     dark = torch.from_numpy(RNG.integers(0, 6, (40, 3, size, size), dtype=np.uint8))
     sketch_BSS = sketch(dark)
     assert (distance(sketch_BSS[:20], sketch_BSS[20:]) < LIMIT).all()

@@ -19,7 +19,7 @@ def by_sorting(query_BA: Tensor, row_KA: Tensor) -> tuple[Tensor, Tensor]:
     return square_BK.sort(dim=1, stable=True)
 
 
-def test_the_nearest_rows_are_those_of_sorting_in_blocks_too(
+def test_the_nearest_rows_equal_those_of_sorting_also_in_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     query_BA, row_KA = torch.randn(9, A), torch.randn(101, A)
@@ -32,7 +32,7 @@ def test_the_nearest_rows_are_those_of_sorting_in_blocks_too(
         assert square_Bn.numpy() == pytest.approx(expected[:, :N].numpy(), rel=1e-4)
 
 
-def test_where_few_rows_are_held_the_rest_is_infinitely_far() -> None:
+def test_missing_neighbours_are_infinitely_far() -> None:
     index = SlotIndex(8, A, torch.device("cpu"))
     index.put(torch.arange(2), torch.eye(A)[:2])
     square_Bn, slot_Bn = index.nearest(torch.eye(A)[:1], N)
@@ -40,7 +40,7 @@ def test_where_few_rows_are_held_the_rest_is_infinitely_far() -> None:
     assert square_Bn.tolist() == [[0.0, 2.0, torch.inf, torch.inf]]
 
 
-def test_cells_follow_the_slots_and_go_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_follow_changed_slots_also_after_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows form clusters. A query finds rows of its own cluster, whatever was overwritten since."""
     monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 1000)
     generator = torch.Generator().manual_seed(0)
@@ -79,7 +79,7 @@ def test_cells_follow_the_slots_and_go_on_elsewhere(monkeypatch: pytest.MonkeyPa
     assert made[4] is not None
 
 
-def test_cells_are_made_anew_after_many_changes_and_the_same_after_a_stop(
+def test_cells_are_fitted_again_after_many_changes_also_across_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 1000)

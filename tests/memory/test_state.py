@@ -31,7 +31,7 @@ from stream_ssl.memory.state import VERSION, decode, encode
 
 @table("action", [None, "count", "merge"])
 @table("name", sorted(POLICIES))
-def test_a_memory_goes_on_bit_equal(name: str, action: Any, tmp_path: Path) -> None:
+def test_a_loaded_memory_continues_bit_equal(name: str, action: Any, tmp_path: Path) -> None:
     rule = None if action is None else Duplicates(0.97, action)
     memory = WorkingMemory(25, 6, POLICIES[name](), SHAPE, seed=3, duplicates=rule)
     start = 0
@@ -87,7 +87,7 @@ def test_a_state_of_another_memory_is_refused_and_changes_nothing(
     assert equal(again.state_dict(), saved.state_dict())
 
 
-def test_a_state_goes_on_under_another_test_for_near_duplicates() -> None:
+def test_a_state_loads_under_another_rule_for_near_duplicates() -> None:
     saved, other = of(duplicates=Duplicates(0.98))(), of(duplicates=Duplicates(0.5, "refuse"))()
     offer(saved, 0, 20)
     other.load_state_dict(saved.state_dict())
@@ -114,7 +114,7 @@ def test_a_score_without_a_repr_is_known_by_its_class() -> None:
         of(MostDuplicated)().load_state_dict(memory.state_dict())
 
 
-def test_a_number_is_the_same_however_it_is_written() -> None:
+def test_an_integer_and_a_float_of_one_value_are_the_same_option() -> None:
     for one, other in (
         (VonMisesFisher(1), VonMisesFisher(1.0)),
         (Gaussian(np.float64(2)), Gaussian(2)),
@@ -127,7 +127,7 @@ def test_a_number_is_the_same_however_it_is_written() -> None:
 # States that other versions wrote.
 
 
-def test_a_state_of_an_earlier_version_is_read() -> None:
+def test_a_state_of_an_earlier_version_is_loaded() -> None:
     memory = WorkingMemory(8, 6, image_shape=SHAPE)
     memory.add(*stream(20))
     old = memory.state_dict()
@@ -146,7 +146,7 @@ def test_a_state_of_an_earlier_version_is_read() -> None:
         (VERSION + 1, f"version {VERSION + 1}, .* reads up to {VERSION}: go on with the newer"),
     ],
 )
-def test_other_versions_are_refused(version: int, message: str) -> None:
+def test_states_of_unknown_versions_are_refused(version: int, message: str) -> None:
     memory = WorkingMemory(4, 3)
     state = memory.state_dict()
     state["counters"][0] = version
@@ -202,7 +202,7 @@ def test_counts_of_another_version_are_refused_with_the_remedy() -> None:
 
 
 @table("index", ["exact", "ivf", "auto"])
-def test_linear_counts_that_were_approximate_are_counted_anew(index: Any) -> None:
+def test_approximate_linear_counts_of_an_older_state_are_counted_exactly(index: Any) -> None:
     inner = MostDuplicated()
     inner.index = "ivf"  # older versions allowed this
     before = WorkingMemory(200, 6, inner, SHAPE)
@@ -217,7 +217,7 @@ def test_linear_counts_that_were_approximate_are_counted_anew(index: Any) -> Non
     assert memory.check_valid() == (True, "")
 
 
-def test_what_an_earlier_writer_did_not_say_is_not_compared() -> None:
+def test_entries_that_an_older_state_lacks_are_not_compared() -> None:
     """An older version stored neither descriptors nor the state of a search."""
     for policy in (MostDuplicated, most):
         memory = WorkingMemory(25, 6, policy())
@@ -258,7 +258,7 @@ DAMAGE: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
 
 
 @table(("score", "name"), [(Gaussian(), "eviction.counts"), (Linear(), "eviction.sum")])
-def test_a_count_that_is_not_a_number_is_found(score: Score, name: str) -> None:
+def test_check_valid_finds_a_count_that_is_not_a_number(score: Score, name: str) -> None:
     memory = WorkingMemory(25, 6, MostDuplicated(score), SHAPE)
     offer(memory, 0, 60)
     state = memory.state_dict()
@@ -282,8 +282,8 @@ def test_a_damaged_state_is_refused_and_changes_nothing(
 
 
 @table("offered", [0, 60])
-def test_no_tensors_of_a_state_have_one_address(offered: int) -> None:
-    """Accelerate saves only one of them, also of those without elements."""
+def test_no_two_tensors_of_a_state_share_an_address(offered: int) -> None:
+    """Accelerate saves only one of the tensors at an address, even of tensors without elements."""
     memory = of()()
     if offered:
         offer(memory, 0, offered)
@@ -296,7 +296,7 @@ def test_no_tensors_of_a_state_have_one_address(offered: int) -> None:
     assert other.check_valid() == (True, "")
 
 
-def test_a_state_of_arrays_is_not_called_damaged() -> None:
+def test_the_error_about_a_state_of_numpy_arrays_says_to_pass_tensors() -> None:
     saved, memory = of()(), of()()
     offer(saved, 0, 60)
     state: dict[str, Any] = {name: value.numpy() for name, value in saved.state_dict().items()}
@@ -309,7 +309,9 @@ def test_a_state_of_arrays_is_not_called_damaged() -> None:
 
 
 @table("lack", ["CUDA out of memory.", "DefaultCPUAllocator: can't allocate memory: you tried"])
-def test_a_lack_of_memory_is_no_damage(lack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_while_loading_is_not_reported_as_damage(
+    lack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved, memory = of()(), of()()
     offer(saved, 0, 60)
     offer(memory, 60, 70)
@@ -343,7 +345,7 @@ class Copies(TorchDispatchMode):
 
 
 def test_loading_into_a_full_memory_copies_no_images() -> None:
-    """A run that reloads after a divergence may have no room for them twice."""
+    """A run that reloads after a divergence may have no room for a second copy of the images."""
     saved, memory = (WorkingMemory(8, 6, most(), (3, 16, 16)) for _ in range(2))
     for number, each in enumerate((saved, memory)):
         images = torch.full((8, 3, 16, 16), number, dtype=torch.uint8)
@@ -368,7 +370,7 @@ def test_columns_of_another_type_are_refused() -> None:
 # Files.
 
 
-def test_a_failed_save_leaves_the_file_before(
+def test_a_failed_save_keeps_the_earlier_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = WorkingMemory(8, 6, image_shape=SHAPE)
@@ -387,7 +389,7 @@ def test_a_failed_save_leaves_the_file_before(
     assert equal(package.load(tmp_path / "held").state_dict(), before)
 
 
-def test_a_save_during_another_leaves_a_whole_file(
+def test_two_saves_at_once_leave_one_whole_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads of a process, and containers on one volume, have the same process id."""
@@ -406,7 +408,7 @@ def test_a_save_during_another_leaves_a_whole_file(
     assert equal(package.load(tmp_path / "held").state_dict(), memory.state_dict())
 
 
-def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
+def test_load_rejects_files_without_a_memory_and_save_rejects_bad_paths(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a memory")
     safetensors.torch.save_file({"x": torch.ones(2)}, tmp_path / "other")
     with pytest.raises(
@@ -447,7 +449,7 @@ def test_a_memory_is_saved_in_a_folder_whose_name_is_not_utf_8(
         path.unlink()
 
 
-def test_a_link_to_the_file_of_a_memory_stays(tmp_path: Path) -> None:
+def test_save_keeps_a_link_to_the_file_of_a_memory(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to("held")
     for _ in range(2):  # the file is absent, and then replaced
         package.save(WorkingMemory(2, 2), tmp_path / "latest")

@@ -36,7 +36,7 @@ def fed(policy: Policy, counts: tuple[int, ...] = (17, 23, 40), **options: Any) 
 
 @table("name", sorted(POLICIES))
 @table("counts", [(9,), (17, 23, 40)], ids=["filling", "full"])
-def test_stats_are_loops_over_the_slots(name: str, counts: tuple[int, ...]) -> None:
+def test_stats_equal_loops_over_the_slots(name: str, counts: tuple[int, ...]) -> None:
     memory = fed(POLICIES[name](), counts)
     stats, k, added = memory.stats(), len(memory), sum(counts)
     score: Score = memory.eviction.score
@@ -58,7 +58,7 @@ def test_stats_are_loops_over_the_slots(name: str, counts: tuple[int, ...]) -> N
     assert stats.duplicates == stats.merged == 0
 
 
-def test_the_turnover_of_a_queue_is_all_and_of_what_refuses_is_none() -> None:
+def test_the_turnover_is_1_for_a_queue_and_0_if_all_samples_are_refused() -> None:
     assert fed(Oldest()).stats().turnover == 1
     held = fed(Oldest(), (30,), duplicates=Duplicates(-0.9999, "refuse"))
     assert held.stats().turnover == 1
@@ -82,7 +82,7 @@ def test_outcomes_of_admission_are_counted() -> None:
     assert stats.multiplicity_mean == sum(memory.multiplicity.tolist()) / len(memory) > 1
 
 
-def test_an_empty_memory_has_numbers() -> None:
+def test_the_stats_of_an_empty_memory_are_0() -> None:
     stats = WorkingMemory(3, 2).stats()
     assert (stats.occupancy, stats.count_mean, stats.expected_collisions) == (0, 0, 0)
     assert (stats.turnover, stats.stale_max, stats.multiplicity_mean, stats.counted) == (0, 0, 0, 0)
@@ -106,7 +106,7 @@ class Sharp(Oldest):
     ],
     ids=["dear", "kept", "linear", "queue"],
 )
-def test_dear_counts_are_sampled(
+def test_expensive_counts_are_sampled(
     policy: Callable[[], Policy],
     limit: dict[str, int],
     counted: int,
@@ -131,7 +131,7 @@ def compare(*_: object) -> None:
 
 
 @table("policy", [MostDuplicated, Oldest, lambda: MostDuplicated(VonMisesFisher(0.1))])
-def test_what_is_kept_is_not_counted_again(
+def test_stats_do_not_compare_all_pairs(
     policy: Callable[[], Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, z_BD = fed(policy()), unit_rows(np.random.default_rng(9), "uniform", 3, 5)
@@ -142,7 +142,7 @@ def test_what_is_kept_is_not_counted_again(
         assert torch.equal(memory.collisions(z_BD), collision_B)
 
 
-def test_cells_are_the_exponential_of_an_entropy() -> None:
+def test_effective_cells_and_rank_are_the_exponential_of_an_entropy() -> None:
     share_C = np.array([0.5, 0.25, 0.15, 0.1])
     rows = np.repeat(np.arange(4), (share_C * 40).astype(int))
     z_kD = torch.eye(4)[torch.from_numpy(rows)]
@@ -155,7 +155,7 @@ def test_cells_are_the_exponential_of_an_entropy() -> None:
     assert memory.effective_cells(1) == 1
 
 
-def test_the_spectrum_of_float32_rows_is_that_of_float64() -> None:
+def test_the_effective_rank_of_float32_rows_equals_that_of_float64_rows() -> None:
     z_kD = unit_rows(np.random.default_rng(2), "clustered", 3000, 32)
     wide = effective_rank(z_kD)
     assert effective_rank(z_kD.to(torch.float32)) == pytest.approx(wide, rel=1e-5)
@@ -165,7 +165,7 @@ def test_the_spectrum_of_float32_rows_is_that_of_float64() -> None:
 
 @table("score", [Linear(), Quadratic(), VonMisesFisher(0.1)], ids=repr)
 @table("by", ["policy", "measured_by"])
-def test_collisions_and_the_prior_are_loops(score: Score, by: str) -> None:
+def test_collisions_and_the_prior_equal_loops(score: Score, by: str) -> None:
     z_BD = unit_rows(np.random.default_rng(8), "uniform", 3, 5)
     memory = fed(MostDuplicated(score)) if by == "policy" else fed(Oldest(), measured_by=score)
     for z_D, *found in zip(z_BD, memory.collisions(z_BD), memory.prior(z_BD), strict=True):
@@ -176,7 +176,7 @@ def test_collisions_and_the_prior_are_loops(score: Score, by: str) -> None:
 
 @table("score", [Linear(), Quadratic(), VonMisesFisher(0.1)], ids=repr)
 @table("by", ["policy", "measured_by"])
-def test_the_prior_leaves_the_anchor_s_own_slot_out(score: Score, by: str) -> None:
+def test_the_prior_leaves_out_the_slot_of_the_anchor(score: Score, by: str) -> None:
     memory = fed(MostDuplicated(score)) if by == "policy" else fed(Oldest(), measured_by=score)
     z_BD, absent = memory.embeddings[[7, 0, 29, 3]], 10**6
     ids = [int(memory.ids[7]), absent, int(memory.ids[29]), int(memory.ids[4])]
@@ -192,7 +192,7 @@ def test_the_prior_leaves_the_anchor_s_own_slot_out(score: Score, by: str) -> No
         memory.prior(z_BD, ids[:3])
 
 
-def test_the_prior_leaves_out_every_slot_of_the_anchor_s_sample() -> None:
+def test_the_prior_leaves_out_every_slot_with_the_id_of_the_anchor() -> None:
     """A sample that is sent again keeps its id, so several slots may hold one id."""
     memory, row_ND = (
         WorkingMemory(6, 5, dtype=torch.float64),

@@ -135,7 +135,7 @@ def filled(capacity: int = 20, count: int = 50, **options: Any) -> WorkingMemory
 
 
 @table("name", sorted(MAKERS))
-def test_all_slots_are_encoded_again_and_the_policy_hears_of_it_once(
+def test_reencode_encodes_all_slots_and_updates_the_policy_once(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, heard = filled(eviction=MAKERS[name]()), []
@@ -163,7 +163,7 @@ def test_all_slots_are_encoded_again_and_the_policy_hears_of_it_once(
 
 
 @table("batch", [1, 3, 256])
-def test_the_size_of_the_batches_changes_nothing(batch: int) -> None:
+def test_reencode_gives_the_same_result_for_every_batch_size(batch: int) -> None:
     by_hand, memory, encoder = filled(), filled(), Encoder(1)
     slots = memory.stalest(7)
     drift_R = memory.reencode(encoder, slots, batch)
@@ -183,7 +183,9 @@ def test_the_size_of_the_batches_changes_nothing(batch: int) -> None:
     ],
     ids=range(5),
 )
-def test_what_cannot_be_encoded_changes_nothing(encode: Any, options: Any, message: str) -> None:
+def test_a_failed_reencode_does_not_change_the_memory(
+    encode: Any, options: Any, message: str
+) -> None:
     memory = filled()
     before = memory.state_dict()
     with pytest.raises(ValueError, match=message):
@@ -191,7 +193,7 @@ def test_what_cannot_be_encoded_changes_nothing(encode: Any, options: Any, messa
     assert equal(memory.state_dict(), before)
 
 
-def test_there_must_be_images_to_encode() -> None:
+def test_reencode_needs_a_memory_with_images() -> None:
     assert len(WorkingMemory(4, 5, image_shape=SHAPE).reencode(Encoder(0))) == 0
     plain = WorkingMemory(4, 5)
     plain.add([1], torch.eye(5)[:1])
@@ -214,7 +216,7 @@ def test_images_on_the_host_are_copied_when_read() -> None:
 
 
 @table("name", sorted(MAKERS))
-def test_a_first_float64_batch_widens_all_and_counts_again(name: str) -> None:
+def test_a_first_float64_batch_widens_all_rows_and_counts(name: str) -> None:
     memory = WorkingMemory(10, 5, MAKERS[name](), SHAPE, seed=4)
     rng = np.random.default_rng(0)
     image_NCHW, z_ND, ids = images(rng, 30), unit_rows(rng, "clustered", 30, 5), torch.arange(30)
@@ -245,7 +247,7 @@ def test_a_first_float64_batch_widens_all_and_counts_again(name: str) -> None:
     assert narrow.check_valid() == (True, "")
 
 
-def test_a_dtype_that_was_asked_for_stays() -> None:
+def test_a_memory_keeps_the_dtype_of_its_constructor() -> None:
     fixed = WorkingMemory(4, 3, dtype=torch.float32)
     fixed.add([2], torch.eye(3, dtype=torch.float64)[1:2])
     assert fixed.dtype == torch.float32
@@ -296,7 +298,7 @@ def interrupted(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["duel", "oldest", "minimum-redundancy"])
-def test_an_interrupt_leaves_a_whole_memory(name: str, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_a_valid_memory(name: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert Forked(interrupted, name, output=log).wait(120) == 0, log.read_text()
 
@@ -322,7 +324,7 @@ def interrupted_description() -> int:
     return 0
 
 
-def test_an_interrupt_leaves_a_whole_memory_if_it_is_described_again(tmp_path: Path) -> None:
+def test_an_interrupt_while_slots_are_described_again_leaves_a_valid_memory(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert Forked(interrupted_description, output=log).wait(120) == 0, log.read_text()
 
@@ -363,7 +365,7 @@ def test_a_memory_computes_in_full_precision(
 
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch 2.9 and later")
-def test_a_precision_that_is_inherited_stays_inherited() -> None:
+def test_a_memory_keeps_inherited_precision_settings_of_torch() -> None:
     before, memory = torch.backends.fp32_precision, WorkingMemory(3, 2)
     try:
         torch.backends.fp32_precision = "tf32"
@@ -379,7 +381,7 @@ def test_a_precision_that_is_inherited_stays_inherited() -> None:
 
 
 @table("score", [VonMisesFisher(1e-8), Threshold(1.0, 1e-9)])
-def test_sharp_scores_are_recounted_to_the_rounding_of_a_cosine(score: Score) -> None:
+def test_check_valid_tolerates_only_rounding_under_sharp_scores(score: Score) -> None:
     memory = WorkingMemory(900, 8, MostDuplicated(score))
     row_ND = unit_rows(np.random.default_rng(4), "uniform", 60, 8)
     for part in torch.arange(1800).split(300):
@@ -409,7 +411,7 @@ def test_sizes_cannot_be_assigned() -> None:
             assert getattr(sized, name) == before
 
 
-def test_an_assigned_capacity_names_the_remedy() -> None:
+def test_the_error_about_an_assigned_capacity_names_the_remedy() -> None:
     memory = WorkingMemory(64, 4)
     with pytest.raises(AttributeError, match="WorkingMemory is 64 for good"):
         memory.capacity = 128
