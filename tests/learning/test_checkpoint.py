@@ -1,4 +1,4 @@
-"""Tests that checkpoints are whole or absent, and that a damaged one falls back to an older one."""
+"""Tests that checkpoints are whole or absent, and that runs fall back from damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_checkpoint_restores_everything(tmp_path: Path) -> None:
     assert differing(learner, other) == []
 
 
-def test_the_folder_is_as_documented(tmp_path: Path) -> None:
+def test_the_folder_of_a_checkpoint_has_the_documented_files_and_facts(tmp_path: Path) -> None:
     _, _, records = saved(tmp_path)
     folder = tmp_path / "step-000000003"
     names = {"model", "optimiser", "memory", "rng", "origins"}
@@ -71,7 +71,7 @@ def test_the_folder_is_as_documented(tmp_path: Path) -> None:
     assert state["offset"] == {"record": 4, "sample": 0}
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     checkpointer, _, records = saved(tmp_path, count=5, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "latest",
@@ -82,7 +82,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert records[0].needed == Offset(2, 0)
 
 
-def test_one_that_cannot_be_read_for_now_stays_and_is_replayed_from(
+def test_a_checkpoint_that_cannot_be_read_for_now_stays_with_its_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpointer, learner, _ = saved(tmp_path, count=3, keep=2)
@@ -109,7 +109,7 @@ def test_one_that_cannot_be_read_for_now_stays_and_is_replayed_from(
     ]
 
 
-def test_without_any_there_is_none(tmp_path: Path) -> None:
+def test_a_new_folder_has_no_newest_checkpoint(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path / "new")
     assert checkpointer.newest() is None
     assert checkpointer.needed() is None
@@ -140,7 +140,7 @@ HARMS = [  # every other file is compared with the manifest in the same way
 
 
 @table(("name", "harm"), HARMS)
-def test_a_damaged_one_falls_back(
+def test_a_run_falls_back_from_a_damaged_checkpoint_to_the_one_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, whole: Path, name: str, harm
 ) -> None:
     copy(whole, tmp_path)
@@ -246,7 +246,9 @@ FORGERIES = {
 
 
 @table("name", FORGERIES)
-def test_a_forged_manifest_falls_back(tmp_path: Path, whole: Path, name: str) -> None:
+def test_a_run_falls_back_from_a_checkpoint_with_a_forged_manifest(
+    tmp_path: Path, whole: Path, name: str
+) -> None:
     copy(whole, tmp_path)
     forged(tmp_path / "step-000000003", FORGERIES[name])
     checkpointer = Checkpointer(tmp_path)
@@ -255,7 +257,7 @@ def test_a_forged_manifest_falls_back(tmp_path: Path, whole: Path, name: str) ->
     found.restore(build(found.offset))
 
 
-def test_a_damaged_one_does_not_push_out_whole_ones(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_push_out_whole_checkpoints(tmp_path: Path) -> None:
     saved(tmp_path, keep=2)
     flip(tmp_path / "step-000000003" / "model.safetensors")
     checkpointer = Checkpointer(tmp_path, keep=2)
@@ -272,7 +274,9 @@ def test_a_damaged_one_does_not_push_out_whole_ones(tmp_path: Path) -> None:
     ]
 
 
-def test_each_damaged_one_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_damaged_checkpoint_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     saved(tmp_path, count=5, keep=5)
     for folder in tmp_path.glob("step-*"):
         flip(folder / "model.safetensors")
@@ -305,7 +309,9 @@ def test_a_checkpoint_is_abandoned_though_another_rank_writes_into_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_damaged_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_starts_from_scratch_if_all_checkpoints_are_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     saved(tmp_path)
     for folder in tmp_path.glob("step-*"):
         flip(folder / "model.safetensors")
@@ -317,7 +323,9 @@ def test_all_damaged_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("of_it", [".", "step-000000003", "step-000000003/manifest.json"])
-def test_what_may_not_be_read_is_not_taken_for_damaged(unprivileged: Path, of_it: str) -> None:
+def test_a_checkpoint_that_may_not_be_read_is_an_error_and_not_damaged(
+    unprivileged: Path, of_it: str
+) -> None:
     """After another account restores a backup, the run must not begin anew."""
     saved(unprivileged)
     (unprivileged / of_it).chmod(0)
@@ -327,7 +335,9 @@ def test_what_may_not_be_read_is_not_taken_for_damaged(unprivileged: Path, of_it
     assert Checkpointer(unprivileged).newest().step == 3
 
 
-def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_a_newer_format_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     newer = checkpoint_layout.FORMAT + 1
     monkeypatch.setattr(checkpoint_layout, "ALONE", newer)
     saved(tmp_path, count=1)
@@ -339,7 +349,9 @@ def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "step-000000001").exists()
 
 
-def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpointer, learner, _ = saved(tmp_path, every_steps=1)
     record = steps(learner, 1)[0]
     assert checkpointer.due(record)
@@ -357,7 +369,7 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_what_failed_is_tried_again_though_the_stream_pauses(
+def test_a_failed_checkpoint_is_tried_again_although_the_stream_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
 ) -> None:
     checkpointer, learner = Checkpointer(tmp_path, every_seconds=1e-9, behind=behind), build()
@@ -379,7 +391,7 @@ def test_what_failed_is_tried_again_though_the_stream_pauses(
     assert not checkpointer.due(Idle(0.0))
 
 
-def test_what_is_written_behind_is_the_state_of_one_step(
+def test_a_background_save_writes_the_state_of_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training continues while the files are written. The checkpoint has the state before this."""
@@ -417,7 +429,7 @@ def test_what_is_written_behind_is_the_state_of_one_step(
         assert differing(learner, restored) == []
 
 
-def test_what_cannot_be_written_behind_is_told_later(
+def test_finished_raises_the_error_of_a_background_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpointer, learner, _ = saved(tmp_path, count=1)
@@ -436,7 +448,7 @@ def test_what_cannot_be_written_behind_is_told_later(
     assert checkpointer.finished(wait=True).step == 2
 
 
-def test_an_unfinished_one_is_cleared_away(tmp_path: Path) -> None:
+def test_an_unfinished_checkpoint_is_deleted_at_the_start(tmp_path: Path) -> None:
     saved(tmp_path, count=1)
     (tmp_path / ".incomplete-step-000000002").mkdir()
     (tmp_path / ".incomplete-step-000000002" / "model.safetensors").write_bytes(b"half")
@@ -446,7 +458,7 @@ def test_an_unfinished_one_is_cleared_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("others", ["whole", "damaged", "none"])
-def test_a_backup_without_links_is_gone_on_with(tmp_path: Path, others: str) -> None:
+def test_a_run_continues_from_a_backup_without_links(tmp_path: Path, others: str) -> None:
     learner, run, backup = build(), tmp_path / "run", tmp_path / "backup"
     checkpointer = Checkpointer(run)
     for _ in range(2):
@@ -466,7 +478,7 @@ def test_a_backup_without_links_is_gone_on_with(tmp_path: Path, others: str) -> 
     assert (backup / "latest").readlink().name == "step-000000003"
 
 
-def test_a_file_system_without_links_takes_checkpoints(
+def test_checkpoints_are_written_to_a_file_system_without_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_links(link: Path, target: str) -> None:
@@ -494,7 +506,7 @@ def test_a_damaged_copy_in_place_of_the_link_is_set_aside(tmp_path: Path) -> Non
     assert (tmp_path / "latest").is_symlink()
 
 
-def test_nothing_is_moved_or_pruned_before_the_new_one_is_durable(
+def test_a_checkpoint_is_sealed_and_published_before_an_old_one_is_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -581,7 +593,7 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path, behind: bool) -
     assert Checkpointer(folder).newest().step == 4
 
 
-def test_saving_a_step_again_writes_nothing(tmp_path: Path) -> None:
+def test_saving_a_step_again_writes_only_if_the_files_are_damaged(tmp_path: Path) -> None:
     checkpointer, learner, records = saved(tmp_path, count=1)
     before = (records[0].path / "state.json").stat().st_mtime_ns
     again = checkpointer.save(learner, CONFIG)
@@ -592,7 +604,7 @@ def test_saving_a_step_again_writes_nothing(tmp_path: Path) -> None:
     assert Checkpointer(tmp_path).newest().step == 1
 
 
-def test_a_checkpoint_knows_the_journal_that_its_place_is_in(tmp_path: Path) -> None:
+def test_a_checkpoint_stores_the_journal_of_its_offset(tmp_path: Path) -> None:
     checkpointer, learner, _ = saved(tmp_path, 1, keep=2)  # an earlier release stored no id
     assert not checkpointer.positions.follow("first")
     assert checkpointer.needed() == Offset(2, 0)
@@ -609,7 +621,9 @@ def test_a_checkpoint_knows_the_journal_that_its_place_is_in(tmp_path: Path) -> 
     assert Checkpointer(tmp_path).newest().journal == "second"
 
 
-def test_due_by_steps_and_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_due_after_steps_or_after_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learner, now = build(), 100.0
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
     by_steps = Checkpointer(tmp_path / "steps", every_seconds=None, every_steps=2)
@@ -625,7 +639,7 @@ def test_due_by_steps_and_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not by_time.due(Idle(0.0)), "nothing was learned since"
 
 
-def test_a_stream_that_pauses_is_checkpointed(
+def test_a_checkpoint_is_due_when_the_stream_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -640,7 +654,7 @@ def test_a_stream_that_pauses_is_checkpointed(
     assert not checkpointer.due(Idle(0.0)), "the pause goes on, and nothing is new"
 
 
-def test_after_a_resume_the_interval_begins_at_the_checkpoint(tmp_path: Path) -> None:
+def test_the_interval_after_a_resume_begins_at_the_checkpoint(tmp_path: Path) -> None:
     saved(tmp_path)
     checkpointer = Checkpointer(tmp_path, every_seconds=None, every_steps=2)
     found = checkpointer.newest()
@@ -649,7 +663,7 @@ def test_after_a_resume_the_interval_begins_at_the_checkpoint(tmp_path: Path) ->
     assert [checkpointer.due(record) for record in steps(learner, 2)] == [False, True]
 
 
-def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_the_error_of_restore_names_a_weight_that_does_not_fit(tmp_path: Path) -> None:
     saved(tmp_path, count=1)
     found = Checkpointer(tmp_path).newest()
     learner = build()
@@ -660,7 +674,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert optimiser["0.exp_avg"].shape == (4, 1, 3, 3)
 
 
-def test_numbers_that_json_lacks_are_refused(tmp_path: Path) -> None:
+def test_a_config_with_nan_is_refused(tmp_path: Path) -> None:
     learner = build()
     steps(learner, 1)
     with pytest.raises(ValueError, match="JSON"):
@@ -668,7 +682,7 @@ def test_numbers_that_json_lacks_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wrong_settings_are_refused(tmp_path: Path) -> None:
+def test_the_checkpointer_rejects_wrong_settings(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep is 0"):
         Checkpointer(tmp_path, keep=0)
     with pytest.raises(ValueError, match="every_steps is 0: must be above 0, or null"):

@@ -57,7 +57,7 @@ def test_twenty_skipped_updates_in_a_row_are_a_fault(reason: str) -> None:
     assert told.updated == told.limit == 3
 
 
-def test_an_update_ends_the_row() -> None:
+def test_a_good_update_ends_a_row_of_skipped_updates() -> None:
     told = Told()
     for _ in range(5):
         told.take("loss", ROW - 1)
@@ -75,7 +75,7 @@ def fault(told: Told, updated: int) -> None:
     told.reloaded(updated)
 
 
-def test_a_reload_is_over_after_as_many_good_updates() -> None:
+def test_a_reload_ends_after_twenty_good_updates_in_a_row() -> None:
     told = Told()
     told.take(None)
     fault(told, updated=0)
@@ -171,7 +171,7 @@ def test_the_weights_after_the_destructive_update_are_not_reloaded(tmp_path: Pat
     assert good.path.exists()
 
 
-def test_after_a_restart_on_destroyed_weights_a_lower_rate_repairs(tmp_path: Path) -> None:
+def test_a_lower_rate_repairs_a_run_that_restarts_on_destroyed_weights(tmp_path: Path) -> None:
     learner = diverging()
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(learner.capture().copied(), CONFIG)
@@ -188,7 +188,7 @@ def test_after_a_restart_on_destroyed_weights_a_lower_rate_repairs(tmp_path: Pat
     assert other.divergence.healthy
 
 
-def test_samples_that_follow_are_trained_after_a_reload(tmp_path: Path) -> None:
+def test_training_continues_with_new_samples_after_a_reload(tmp_path: Path) -> None:
     checkpointer, learner = Checkpointer(tmp_path), build()
     steps(learner, 2)
     checkpointer.save(learner, CONFIG)
@@ -211,7 +211,9 @@ def poisoned(output):
 
 @table("value", [math.nan, 0.0])
 @table("reads", ["hardest", "prior"])
-def test_a_memory_that_is_asked_with_useless_anchors_ends_no_run(reads: str, value: float) -> None:
+def test_nan_and_zero_weights_do_not_end_a_run_whose_loss_reads_the_memory(
+    reads: str, value: float
+) -> None:
     learner = build(loss=Debiased(prior="memory") if reads == "prior" else None)
     if reads == "hardest":
         drawn = learner.method.memory_negatives
@@ -223,7 +225,7 @@ def test_a_memory_that_is_asked_with_useless_anchors_ends_no_run(reads: str, val
     assert {record.skipped for record in steps(learner, 3)} <= set(NOT_FINITE)
 
 
-def test_a_halted_learner_takes_nothing_and_stays_up() -> None:
+def test_a_halted_learner_reads_no_batches_and_stays_up() -> None:
     learner = build()
     steps(learner, 2)
     learner.divergence.halt()
@@ -234,12 +236,12 @@ def test_a_halted_learner_takes_nothing_and_stays_up() -> None:
     assert list(learner.run(stop)) == []
 
 
-def test_a_learner_that_nobody_reloads_goes_on() -> None:
+def test_a_diverged_learner_without_a_reload_continues() -> None:
     records = list(islice(diverging().run(threading.Event()), 3 * ROW))
     assert sum(isinstance(record, StepRecord) for record in records) > 2 * ROW - 2
 
 
-def test_a_run_without_a_skipped_update_saves_what_made_its_weights(tmp_path: Path) -> None:
+def test_a_checkpoint_stores_the_last_step_that_updated_the_weights(tmp_path: Path) -> None:
     checkpointer, learner = Checkpointer(tmp_path), build()
     steps(learner, 2)
     checkpointer.save(learner, CONFIG)

@@ -28,7 +28,9 @@ def pretrained() -> EfficientNetLite0:
 
 
 @torch.no_grad()
-def test_its_features_are_those_of_the_weights_own_network(pretrained: EfficientNetLite0) -> None:
+def test_the_features_equal_those_of_the_package_of_the_weights(
+    pretrained: EfficientNetLite0,
+) -> None:
     feature_BF = pretrained(ramp())
     assert feature_BF.shape == (1, pretrained.dim) == (1, 1280)
     torch.testing.assert_close(feature_BF[0, ::160], torch.tensor(THEIRS), atol=1e-4, rtol=1e-4)
@@ -37,7 +39,7 @@ def test_its_features_are_those_of_the_weights_own_network(pretrained: Efficient
 
 
 @torch.no_grad()
-def test_small_and_grey_images_are_taken(pretrained: EfficientNetLite0) -> None:
+def test_the_network_accepts_small_and_grey_images(pretrained: EfficientNetLite0) -> None:
     grey = ramp()[:, :1]
     assert torch.equal(pretrained(grey), pretrained(grey.repeat(1, 3, 1, 1)))
     twice = torch.nn.functional.interpolate(grey[..., :32, :32], scale_factor=2, mode="bilinear")
@@ -48,7 +50,7 @@ def test_small_and_grey_images_are_taken(pretrained: EfficientNetLite0) -> None:
 
 @table(("side", "least"), [(49, 64), (47, 96), (55, 224), (32, 64), (64, 64), (65, 64)])
 @torch.no_grad()
-def test_the_short_side_is_at_least_as_long_as_asked(side: int, least: int) -> None:
+def test_small_images_are_enlarged_to_the_least_side(side: int, least: int) -> None:
     network, shapes = EfficientNetLite0(least=least).eval(), []
     network.layers.register_forward_pre_hook(lambda _, given: shapes.append(given[0].shape))
     network(torch.zeros(1, 3, side, 2 * side))
@@ -68,13 +70,13 @@ def test_edges_are_padded_as_tensorflow_pads_them(size: int, kernel: int, stride
     assert out[0, 0, -1, -1] == (kernel - (total - before)) ** 2
 
 
-def test_it_trains_on_a_batch_of_one(pretrained: EfficientNetLite0) -> None:
+def test_the_network_trains_on_a_batch_of_one(pretrained: EfficientNetLite0) -> None:
     network = Model(EfficientNetLite0(), (3, 32, 32))
     network(torch.randn(1, 3, 32, 32)).sum().backward()
     assert all(p.grad is not None for p in network.parameters())
 
 
-def test_weights_that_are_absent_or_others_are_named(
+def test_missing_unreadable_and_wrong_weights_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="least is 0: must be a side in pixels"):

@@ -60,7 +60,7 @@ def test_the_cifar_stem_keeps_the_resolution() -> None:
     assert features.shape == (1, 4, 20, 20)
 
 
-def test_a_narrow_net_is_small() -> None:
+def test_a_narrow_network_has_few_parameters() -> None:
     assert count(ResNet(16, (1, 1, 1, 1), channels=1)) < count(ResNet(64)) / 30
 
 
@@ -72,7 +72,7 @@ def test_a_projector_has_the_shape_and_the_parameters_of_its_layers(hidden: int)
     assert count(projector) == (10 * 32 + 32 + 32 * 6 + 6 if hidden else 66)
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_the_encoder_and_the_projector_reject_wrong_settings() -> None:
     with pytest.raises(ValueError, match="width is 0"):
         ResNet(0)
     with pytest.raises(ValueError, match=r"depths is \(1, 1\)"):
@@ -116,7 +116,7 @@ def test_a_projector_without_hidden_layer_cannot_normalise_it() -> None:
         Projector(6, 4, 8, "some")
 
 
-def test_an_encoder_takes_one_image_that_shrinks_to_a_pixel() -> None:
+def test_an_encoder_trains_on_one_image_that_shrinks_to_a_pixel() -> None:
     torch.manual_seed(0)
     encoder = ResNet(4, (1, 1, 1, 1), channels=1).train()
     feature_BF = encoder(torch.randn(1, 1, 8, 8))
@@ -152,7 +152,7 @@ def test_wide_networks_have_channels_last() -> None:
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
 
 
-def test_one_place_chooses_the_layout() -> None:
+def test_only_one_module_chooses_the_memory_layout() -> None:
     root = Path(__file__).parents[2]
     folders = ("stream_ssl", "memory", "producers", "benchmarks")
     files = [path for folder in folders for path in (root / folder).rglob("*.py")]

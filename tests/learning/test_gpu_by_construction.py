@@ -68,7 +68,9 @@ PAIRS = {
 
 
 @pytest.mark.parametrize(("kind", "anchors"), sorted(PAIRS))
-def test_a_step_is_that_of_the_cpu_and_its_reads_are_few(kind: str, anchors: str) -> None:
+def test_a_gpu_step_equals_a_cpu_step_and_makes_only_the_expected_reads(
+    kind: str, anchors: str
+) -> None:
     settings = {"kind": kind, "anchors": anchors}
     on_cpu = build(**settings)
     for (
@@ -99,7 +101,7 @@ MORE = {
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_what_else_a_step_may_do(name: str) -> None:
+def test_optional_parts_of_a_step_make_only_the_expected_reads(name: str) -> None:
     settings, expected = MORE[name]
     with SimulatedGpu() as gpu:
         learner = on_gpu(gpu, **settings())
@@ -108,7 +110,7 @@ def test_what_else_a_step_may_do(name: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["uniform", "hardest", "stratified"])
-def test_fewer_negatives_cost_no_read_of_the_methods(how: str) -> None:
+def test_drawing_fewer_negatives_adds_no_read(how: str) -> None:
     with SimulatedGpu() as gpu:
         learner = build(device="cuda:0")
         drawn = learner.method.memory_negatives
@@ -120,7 +122,7 @@ def test_fewer_negatives_cost_no_read_of_the_methods(how: str) -> None:
         assert not gpu.count("stream_ssl/", kind="upload")
 
 
-def test_a_replay_reads_its_labels_with_its_numbers() -> None:
+def test_a_replay_adds_no_read_for_its_labels() -> None:
     with SimulatedGpu() as gpu:
         learner = on_gpu(gpu, pace=Pace(2 / BATCH))
         replay, fresh = steps(learner, 2)
@@ -130,7 +132,7 @@ def test_a_replay_reads_its_labels_with_its_numbers() -> None:
     assert not isinstance(replay.labels_B, OnGpu)
 
 
-def test_a_step_that_is_skipped_changes_nothing_there_either() -> None:
+def test_a_skipped_step_on_a_gpu_changes_neither_weights_nor_optimiser() -> None:
     with SimulatedGpu() as gpu:
         learner = on_gpu(gpu)
         forward = learner.method.forward
@@ -149,7 +151,7 @@ def test_a_step_that_is_skipped_changes_nothing_there_either() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_views_are_those_of_the_cpu_and_wait_for_nothing(channels: int) -> None:
+def test_views_on_a_gpu_equal_those_of_the_cpu_without_a_wait(channels: int) -> None:
     image_BCHW = torch.randint(0, 256, (6, channels, 12, 12), dtype=torch.uint8)
     views = Views(12, channels, blur=0.5)
     torch.manual_seed(1)
@@ -164,7 +166,7 @@ def test_views_are_those_of_the_cpu_and_wait_for_nothing(channels: int) -> None:
         assert torch.equal(found.value, expected)
 
 
-def test_a_pinned_buffer_waits_for_the_copy_before() -> None:
+def test_six_uploads_in_a_row_reuse_pinned_buffers_without_a_wait() -> None:
     """Six batches are uploaded one after the other without a wait between them."""
     stream = Repeatable()
     batches = [stream.next(0) for _ in range(6)]
@@ -194,7 +196,7 @@ def given(batch: Batch) -> list[np.ndarray]:
     return [batch.images_BCHW, batch.ids_B, batch.labels_B, batch.hashes_B]
 
 
-def test_the_probes_read_once_a_batch() -> None:
+def test_the_probes_read_from_the_device_once_per_batch() -> None:
     generator = torch.Generator().manual_seed(0)
     batches = []
     for _ in range(6):
@@ -221,7 +223,7 @@ def test_the_probes_read_once_a_batch() -> None:
     assert shift == here[1].shift("embedding")
 
 
-def test_the_fused_pass_serves_a_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learner_on_a_gpu_uses_the_fused_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the loss is an attention kernel. This test uses the CPU's kernel."""
     monkeypatch.setattr("learning_world.DIM", 8)  # the kernel needs multiples of 4
     fused.sound.cache_clear()
@@ -238,7 +240,7 @@ def test_the_fused_pass_serves_a_learner(monkeypatch: pytest.MonkeyPatch) -> Non
         assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
 
 
-def test_the_simulation_tells_what_a_gpu_would_not_bear() -> None:
+def test_the_simulated_gpu_rejects_mixed_devices_and_counts_waits() -> None:
     with SimulatedGpu() as gpu:
         there, here = torch.arange(4.0, device=GPU), torch.arange(4.0)
         for mix in (lambda: there + here, lambda: torch.stack([there, here]), lambda: there @ here):

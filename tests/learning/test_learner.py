@@ -23,7 +23,7 @@ from stream_ssl.memory import WorkingMemory
 from stream_ssl.methods import MethodOutput
 
 
-def test_a_step_says_what_happened() -> None:
+def test_the_record_of_a_step_describes_the_step() -> None:
     learner = build(schedule=Constant(warmup=4))
     first, second = steps(learner, 2)
     assert (first.step, first.samples, first.batch) == (1, BATCH, BATCH)
@@ -55,13 +55,13 @@ def test_the_memory_holds_keys_images_labels_and_hashes() -> None:
     assert record.admission.slots.tolist() == list(range(BATCH))
 
 
-def test_insertion_comes_after_the_loss() -> None:
+def test_a_batch_enters_the_memory_after_its_loss() -> None:
     counts = [record.diagnostics["negatives"] for record in steps(build(), 5)]
     held = [0, BATCH, 2 * BATCH, SLOTS, SLOTS]
     assert counts == [BATCH - 1 + slots for slots in held]
 
 
-def test_it_learns() -> None:
+def test_the_learner_separates_positives_from_negatives() -> None:
     records = steps(build(stream=Cycle(), optimiser=OptimiserSettings(learning_rate=1e-2)), 60)
     first = np.mean([record.diagnostics["positive_similarity"] for record in records[:5]])
     gap = [
@@ -79,12 +79,12 @@ class Cycle(Repeatable):
         return super().next(timeout)
 
 
-def test_labels_absent_give_no_true_collision() -> None:
+def test_a_stream_without_labels_has_no_true_collision() -> None:
     record = steps(build(stream=Repeatable(labelled=False)), 3)[-1]
     assert record.collision_true is None
 
 
-def test_rejected_samples_are_passed_on() -> None:
+def test_records_contain_the_counts_of_rejected_samples() -> None:
     records = steps(build(), 6)
     assert [dict(record.rejected) for record in records] == [{}, {}, {}, {"image": 1}, {}, {}]
 
@@ -127,7 +127,9 @@ def spoil(learner, at: int, how: str) -> None:
         ("assigned", "loss", False),
     ],
 )
-def test_what_is_not_finite_is_skipped(how: str, reason: str, inserted: bool) -> None:
+def test_an_update_with_numbers_that_are_not_finite_is_skipped(
+    how: str, reason: str, inserted: bool
+) -> None:
     learner = build()
     spoil(learner, 3, how)
     steps(learner, 2)
@@ -144,7 +146,7 @@ def test_what_is_not_finite_is_skipped(how: str, reason: str, inserted: bool) ->
     assert all(torch.isfinite(v).all() for v in state_of(learner).values() if v.is_floating_point())
 
 
-def test_a_clipped_gradient_moves_less() -> None:
+def test_a_clipped_gradient_changes_the_weights_less() -> None:
     def moved(clip: float | None) -> float:
         settings = OptimiserSettings("sgd", learning_rate=1.0, weight_decay=0, clip=clip)
         learner = build(optimiser=settings)
@@ -170,7 +172,7 @@ def test_a_pace_of_two_replays_the_memory() -> None:
     assert learner.memory.check_valid() == (True, "")
 
 
-def test_a_replay_refreshes_the_slots_it_drew() -> None:
+def test_a_replay_refreshes_the_drawn_slots() -> None:
     learner = build(pace=Pace(2 / BATCH))
     steps(learner, 1)
     before = learner.memory.embeddings.clone()
@@ -191,7 +193,7 @@ def until_idle(learner) -> list[StepRecord]:
     raise AssertionError("the run ended without being idle")
 
 
-def test_idle_is_told_about_each_second() -> None:
+def test_the_learner_yields_an_idle_record_after_a_second_without_samples() -> None:
     started = time.monotonic()
     assert until_idle(build(stream=Waiting())) == []
     assert 0.9 < time.monotonic() - started < 10
@@ -213,7 +215,7 @@ def test_stop_ends_the_run_between_records() -> None:
     assert seen == 3
 
 
-def test_reencoding_refreshes_the_stalest() -> None:
+def test_reencoding_refreshes_stale_slots() -> None:
     learner = build(reencode=4)
     records = steps(learner, 8)
     assert all(-1 <= record.diagnostics["drift_cosine"] <= 1 for record in records)
@@ -223,7 +225,7 @@ def test_reencoding_refreshes_the_stalest() -> None:
     assert learner.memory.encoded.min() > without.memory.encoded.min()
 
 
-def test_reencoding_takes_the_stalest_and_no_others() -> None:
+def test_reencoding_refreshes_exactly_the_stalest_slots() -> None:
     learner, taken = build(reencode=3), []
     refresh = learner.memory.refresh
 
@@ -239,7 +241,7 @@ def test_reencoding_takes_the_stalest_and_no_others() -> None:
     assert len({tuple(found) for found, _ in taken}) > 3
 
 
-def test_draws_by_the_consumer_change_nothing() -> None:
+def test_random_draws_of_the_consumer_do_not_change_the_learner() -> None:
     quiet, noisy = build(), build()
     steps(quiet, 6)
     for _ in islice(noisy.run(threading.Event()), 6):
@@ -248,7 +250,7 @@ def test_draws_by_the_consumer_change_nothing() -> None:
     assert differing(quiet, noisy) == []
 
 
-def test_the_consumer_s_generators_are_left_alone() -> None:
+def test_the_learner_does_not_change_the_generators_of_the_consumer() -> None:
     learner = build()
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -257,7 +259,7 @@ def test_the_consumer_s_generators_are_left_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_bfloat16_runs_and_keeps_float32_keys() -> None:
+def test_a_learner_in_bfloat16_keeps_float32_keys_and_weights() -> None:
     learner = build(precision="bfloat16")
     records = steps(learner, 3)
     assert all(record.skipped is None for record in records)
@@ -266,14 +268,14 @@ def test_bfloat16_runs_and_keeps_float32_keys() -> None:
 
 
 @table("name", ["adam", "adamw", "sgd"])
-def test_optimisers_by_name(name: str) -> None:
+def test_the_learner_works_with_each_optimiser(name: str) -> None:
     learner = build(optimiser=OptimiserSettings(name))
     assert steps(learner, 2)[-1].skipped is None
     assert learner.capture().tensors["optimiser"]
 
 
 @table("name", ["adam", "adamw", "sgd"])
-def test_weights_decay_by_themselves(name: str) -> None:
+def test_weights_decay_without_a_gradient(name: str) -> None:
     """Without a gradient, the first step consists of the weight decay alone.
 
     Under Adam the step is the sign of the decay, because Adam scales it. Under the other optimisers
@@ -287,7 +289,7 @@ def test_weights_decay_by_themselves(name: str) -> None:
     assert weight.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_the_learner_and_the_optimiser_reject_wrong_settings() -> None:
     with pytest.raises(ValueError, match="precision is 'float16'"):
         build(precision="float16")
     with pytest.raises(ValueError, match="reencode is -1"):

@@ -112,7 +112,9 @@ POOR = [
 
 
 @pytest.mark.parametrize(("kind", "alike", "anchors"), POOR)
-def test_poor_batches_break_nothing(kind: str, alike: bool, anchors: str) -> None:
+def test_batches_of_one_sample_or_of_equal_images_break_no_method(
+    kind: str, alike: bool, anchors: str
+) -> None:
     learner = build(kind=kind, anchors=anchors, stream=Few(BATCH if alike else 1, alike))
     records = steps(learner, 5)
     assert all(record.skipped in (None, "keys") for record in records)
@@ -171,13 +173,13 @@ def test_the_memory_is_augmented_in_full_precision() -> None:
     assert checked == [True, True]
 
 
-def test_the_loss_is_told_the_step() -> None:
+def test_the_loss_receives_the_step() -> None:
     learner = build(loss=Debiased(prior=Ramp(0.4, steps=8)))
     priors = [record.diagnostics["prior"] for record in steps(learner, 5)]
     assert priors == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
 
 
-def test_a_prior_of_the_memory_follows_what_it_holds() -> None:
+def test_the_prior_of_the_memory_rises_once_the_memory_holds_samples() -> None:
     records = steps(build(loss=Debiased(prior="memory")), 5)
     priors = [record.diagnostics["prior"] for record in records]
     assert priors[0] == pytest.approx(1 / 24)  # empty memory: the least prior, 1 / capacity
@@ -216,8 +218,10 @@ def test_methods_that_encode_the_memory_need_its_images() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
-def test_a_compiled_learner_learns_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced, but without generated code, which takes minutes on a busy machine."""
+def test_a_compiled_learner_has_the_losses_of_a_plain_learner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The test traces the networks but generates no code: that would take minutes."""
     traced: list[object] = []
 
     def traces_only(subject: Callable, **_: object) -> Callable:
@@ -235,7 +239,9 @@ def test_a_compiled_learner_learns_as_any_other(monkeypatch: pytest.MonkeyPatch)
     assert names == state_of(plain).keys()
 
 
-def test_a_machine_that_cannot_compile_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_is_refused_if_the_machine_cannot_compile_or_with_sync_batchnorm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refused(*_: object) -> None:
         raise RuntimeError("No working C++ compiler found\nand more")
 

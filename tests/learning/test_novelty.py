@@ -70,7 +70,7 @@ MIXED = Weighted([Embedding(), Thumbnail(4)], weights=[9, 1])
 
 
 @pytest.mark.parametrize("descriptor", [Thumbnail(4), MIXED], ids=repr)
-def test_what_is_let_through_is_what_a_loop_lets_through(descriptor: Any) -> None:
+def test_novelty_admits_the_same_samples_as_a_loop(descriptor: Any) -> None:
     memory = WorkingMemory(500, DIM, Oldest(), SHAPE, descriptor=descriptor)
     novelty, stream, seen = Novelty(memory, THRESHOLD), Parked(), []
     let_through, dropped_origins, new_origins = [], 0, 0
@@ -92,7 +92,7 @@ def test_what_is_let_through_is_what_a_loop_lets_through(descriptor: Any) -> Non
     assert new_origins == len(expected)  # at once, also of samples that wait
 
 
-def test_pictures_that_are_compared_closely_wait_and_go_on_alike() -> None:
+def test_a_restored_novelty_test_admits_the_same_pictures() -> None:
     """A learner that is stopped midway admits the same samples as one that is not."""
     passed = []
     for stops in (False, True):
@@ -119,7 +119,7 @@ def test_pictures_that_are_compared_closely_wait_and_go_on_alike() -> None:
     ]
 
 
-def test_each_dropped_sample_names_the_picture_that_it_is_a_copy_of() -> None:
+def test_each_dropped_sample_names_its_original() -> None:
     """The original may be in a slot, among the waiting samples, or earlier in the batch."""
     memory = WorkingMemory(500, DIM, Oldest(), SHAPE, descriptor=Embedding())
     draw = np.random.default_rng(3)
@@ -157,7 +157,7 @@ def test_each_dropped_sample_names_the_picture_that_it_is_a_copy_of() -> None:
     assert novelty.dropped == []
 
 
-def test_what_waits_goes_on_elsewhere_and_passes_once_nothing_is_turned_away() -> None:
+def test_waiting_samples_are_restored_and_pass_if_novelty_is_off() -> None:
     memory = WorkingMemory(50, DIM, Oldest(), SHAPE, descriptor=Thumbnail(4))
     novelty, stream = Novelty(memory, THRESHOLD), Parked()
     batches = [tensors(stream.next(0.0)) for _ in range(3)]
@@ -173,7 +173,7 @@ def test_what_waits_goes_on_elsewhere_and_passes_once_nothing_is_turned_away() -
     assert Novelty(memory, None)(batches[0]) is batches[0]
 
 
-def test_copies_cost_no_encoding_and_updates_follow_the_pace() -> None:
+def test_near_duplicates_are_not_encoded_and_updates_follow_the_pace() -> None:
     encoded = []
 
     class Counted:
@@ -213,7 +213,7 @@ def test_copies_cost_no_encoding_and_updates_follow_the_pace() -> None:
         assert learner.pace.updates <= learner.step
 
 
-def test_a_checkpoint_holds_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_holds_the_waiting_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stream_ssl.learning.learner.IDLE", 0.0)
 
     def make(start: Any = None) -> Any:
@@ -241,7 +241,7 @@ def test_a_checkpoint_holds_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert idle.waiting == len(captured.tensors["waiting"]["ids_B"])
 
 
-def test_a_checkpoint_holds_the_cells_of_the_test_though_nothing_waits(
+def test_a_checkpoint_holds_the_cells_of_the_test_although_no_sample_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 16)
@@ -258,7 +258,7 @@ def test_a_checkpoint_holds_the_cells_of_the_test_though_nothing_waits(
     assert differing(whole, again) == []
 
 
-def test_waiting_samples_go_to_another_number_of_ranks(
+def test_waiting_samples_go_to_the_first_of_another_number_of_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 16)

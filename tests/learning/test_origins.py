@@ -66,7 +66,7 @@ def test_damaged_origins_are_refused(row: object) -> None:
             origins.load(state, [7])
 
 
-def test_the_memory_learns_who_sent_each_sample() -> None:
+def test_the_memory_stores_the_producer_of_each_sample() -> None:
     learner = build()
     steps(learner, 2)
     assert learner.memory.producers == ["robot"] * len(learner.memory)

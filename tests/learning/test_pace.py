@@ -39,7 +39,7 @@ def test_updates_follow_the_target(worth: float | None, batches: list[tuple[int,
 
 
 @given(batches=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 9)), max_size=30))
-def test_idleness_makes_no_difference(batches: list[tuple[int, int]]) -> None:
+def test_idle_polls_do_not_change_the_number_of_updates(batches: list[tuple[int, int]]) -> None:
     busy, idle = Pace(1 / 64), Pace(1 / 64)
     for batch, looks in batches:
         assert drive(busy, batch, 0) == drive(idle, batch, looks)
@@ -52,7 +52,7 @@ def test_a_fresh_batch_always_trains_at_one_update_a_batch(idles: list[int]) -> 
         assert drive(pace, 128, idle) >= 1
 
 
-def test_a_hundredth_a_sample_adds_up_exactly() -> None:
+def test_a_pace_of_a_hundredth_per_sample_adds_up_exactly() -> None:
     pace = Pace(0.01)
     assert [drive(pace, 50, 0) for _ in range(6)] == [0, 1, 0, 1, 0, 1]
     for _ in range(10_000):
@@ -61,19 +61,19 @@ def test_a_hundredth_a_sample_adds_up_exactly() -> None:
     assert pace.target == Fraction(500_300, 100)
 
 
-def test_none_is_one_update_a_batch_of_any_size() -> None:
+def test_the_default_pace_is_one_update_per_batch_of_any_size() -> None:
     pace = Pace()
     assert [drive(pace, size, 5) for size in (1, 200, 7)] == [1, 1, 1]
 
 
-def test_replays_are_known_beforehand() -> None:
+def test_replays_tells_whether_a_batch_size_needs_replays() -> None:
     assert not Pace().replays(128)
     assert not Pace(1 / 128).replays(128)
     assert Pace(1 / 128).replays(129)
 
 
 @given(worth=st.floats(0.001, 3.0), batches=st.lists(st.integers(1, 300), max_size=10))
-def test_it_resumes_from_its_state(worth: float, batches: list[int]) -> None:
+def test_the_pace_resumes_from_its_state(worth: float, batches: list[int]) -> None:
     pace, other = Pace(worth), Pace(worth)
     for batch in batches:
         drive(pace, batch, 0)
@@ -82,7 +82,7 @@ def test_it_resumes_from_its_state(worth: float, batches: list[int]) -> None:
     assert pace.state_dict() == other.state_dict()
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_the_pace_rejects_wrong_settings() -> None:
     for worth in (0.0, -1.0, 1e-10, math.nan, math.inf):
         with pytest.raises(ValueError, match="updates_per_sample is"):
             Pace(worth)

@@ -33,7 +33,7 @@ def test_a_seed_fixes_every_generator() -> None:
     assert all(a != b for a, b in zip(draw(), first, strict=True))
 
 
-def test_own_draws_and_outer_draws_do_not_touch() -> None:
+def test_own_draws_and_outer_draws_are_independent() -> None:
     seed_everything(1)
     outer = [draw(), draw()]
     own = OwnRandomness(2, CPU)
@@ -50,7 +50,7 @@ def test_own_draws_and_outer_draws_do_not_touch() -> None:
     assert seen == outer
 
 
-def test_it_resumes_from_its_state() -> None:
+def test_own_randomness_resumes_from_its_state() -> None:
     own, other = OwnRandomness(2, CPU), OwnRandomness(3, CPU)
     with own:
         draw()
@@ -61,7 +61,7 @@ def test_it_resumes_from_its_state() -> None:
         assert draw() == expected
 
 
-def test_threads_are_at_least_one_and_no_million() -> None:
+def test_set_threads_rejects_no_threads_and_a_million_threads() -> None:
     before = torch.get_num_threads()
     set_threads(1)
     set_threads(None)

@@ -68,7 +68,7 @@ SETTINGS = {  # each option occurs once or twice, beside independent options
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_bit_equal_after_kills_at_random_steps(tmp_path: Path, name: str) -> None:
+def test_a_run_that_restarts_at_random_steps_ends_bit_equal(tmp_path: Path, name: str) -> None:
     make, last = SETTINGS[name], 12
     whole = build(**make())
     steps(whole, last)
@@ -90,7 +90,7 @@ def test_bit_equal_after_kills_at_random_steps(tmp_path: Path, name: str) -> Non
     assert differing(whole, learner) == []
 
 
-def test_bit_equal_after_sigkill(tmp_path: Path) -> None:
+def test_a_run_that_sigkill_ends_repeatedly_finishes_bit_equal(tmp_path: Path) -> None:
     last, kills, output = 40, 4, tmp_path / "lives.log"
     lives = Forked(live_and_die, tmp_path / "saved", last, 0, kills, output=output)
     assert lives.wait(150) == 0, output.read_text()

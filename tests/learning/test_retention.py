@@ -40,7 +40,7 @@ def written(
     return held
 
 
-def test_a_long_run_keeps_an_hour_for_a_day_and_a_day_for_a_week() -> None:
+def test_a_long_run_keeps_hourly_checkpoints_for_a_day_and_daily_ones_for_a_week() -> None:
     held = written(every=600, seconds=10 * DAY)
     now = held[-1].created
     for ago in range(1, 24):
@@ -54,7 +54,7 @@ def test_a_long_run_keeps_an_hour_for_a_day_and_a_day_for_a_week() -> None:
     assert len(held) <= 3 + 24 + 7
 
 
-def test_the_newest_stay_whatever_the_budget() -> None:
+def test_the_newest_checkpoints_stay_under_any_budget() -> None:
     for budget, count in ((0, 3), (SIZE - 1, 3), (2 * SIZE, 5), (5.5 * SIZE, 8)):
         held = written(every=HOUR, seconds=DAY, budget=budget)
         assert len(held) == count
@@ -81,7 +81,9 @@ STEPS = st.lists(
 
 @settings(max_examples=80)
 @given(made=STEPS, keep=st.integers(1, 4), budget=st.sampled_from([0, 25, 300, 10**9]))
-def test_pruning_keeps_what_a_naive_rule_says(made: list[Step], keep: int, budget: int) -> None:
+def test_pruning_keeps_the_checkpoints_of_a_naive_rule(
+    made: list[Step], keep: int, budget: int
+) -> None:
     held: list[StoredCheckpoint] = []
     now, updated = 2e9, 0
     for number, one in enumerate(made):
@@ -131,14 +133,16 @@ def names(folder: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
 
 
-def test_the_history_holds_no_journal(tmp_path: Path, hours) -> None:
+def test_the_history_of_checkpoints_needs_no_journal(tmp_path: Path, hours) -> None:
     checkpointer = Checkpointer(tmp_path, keep=2)
     record = hours(checkpointer, 6)
     assert names(tmp_path) == [1, 2, 3, 4, 5, 6]
     assert record.needed == checkpointer.needed() == Offset(6, 0), "of the newest two"
 
 
-def test_without_room_for_a_history_the_newest_stay(tmp_path: Path, hours, no_history) -> None:
+def test_the_newest_checkpoints_stay_without_room_for_a_history(
+    tmp_path: Path, hours, no_history
+) -> None:
     hours(Checkpointer(tmp_path, keep=1), 3)
     assert names(tmp_path) == [2, 3], "the newest, and one whose weights took another update"
 
@@ -171,7 +175,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_removed(tmp_path: Path, hours, 
     assert names(tmp_path) == [1, 2, 3]
 
 
-def test_one_that_was_restored_from_the_history_is_whole(tmp_path: Path, hours) -> None:
+def test_a_checkpoint_restored_from_the_history_is_whole(tmp_path: Path, hours) -> None:
     hours(Checkpointer(tmp_path, keep=1), 4)
     for newer in (4, 3):  # as docs/restart.md instructs
         shutil.move(tmp_path / f"step-{newer:09d}", tmp_path / f"later-{newer}")

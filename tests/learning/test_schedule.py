@@ -15,7 +15,7 @@ from table import table
 from stream_ssl.learning.schedule import Constant, Cosine
 
 
-def test_constant_rises_and_stays() -> None:
+def test_the_constant_schedule_rises_during_its_warmup_and_stays() -> None:
     rate = Constant(warmup=4)
     assert [rate(step) for step in (0, 1, 2, 3, 4, 10**9)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert Constant()(0) == 1.0
@@ -36,7 +36,7 @@ def test_cosine_without_repeat_stays_at_its_floor() -> None:
     assert rate(100) == rate(10**6) == pytest.approx(0.2)
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_schedules_reject_wrong_settings() -> None:
     with pytest.raises(ValueError, match="period is 0"):
         Cosine(0)
     with pytest.raises(ValueError, match="floor is 2"):

@@ -66,10 +66,10 @@ def one_by_one(learner: Learner, count: int) -> Iterator[StepRecord]:
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("anchors", ["memory", "stream"])
-def test_slots_are_described_by_the_present_features_when_it_is_due(
+def test_slots_are_described_again_when_the_memory_is_full_and_then_periodically(
     anchors: str, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once as soon as the memory is full, and then at equal distances."""
+    """The first description is when the memory is full. Others follow at equal distances."""
     monkeypatch.setattr(step, "LEAST_PERIOD", 5)
     monkeypatch.setattr(step, "DESCRIBED_SHARE", 1)
     descriptor = Weighted([Embedding(), Features(7)]) if beside else Features(7)
@@ -94,7 +94,7 @@ def from_memory(**settings) -> Learner:
     return build(anchors="memory", **settings)
 
 
-def test_the_batch_joins_before_it_is_drawn_from() -> None:
+def test_a_batch_enters_the_memory_before_the_training_draw() -> None:
     learner = from_memory()
     seen = spied(learner)
     for record in one_by_one(learner, 5):
@@ -109,7 +109,7 @@ def test_the_batch_joins_before_it_is_drawn_from() -> None:
     assert any(older)
 
 
-def test_keys_that_join_are_of_the_key_encoder_before_the_update() -> None:
+def test_keys_in_the_memory_come_from_the_key_encoder_before_the_update() -> None:
     learner = from_memory(write_back=False, optimiser=OptimiserSettings("sgd", learning_rate=5.0))
     seen = spied(learner)
     for record in one_by_one(learner, 3):
@@ -137,7 +137,7 @@ def test_fresh_keys_go_back_to_the_slots_that_were_drawn() -> None:
         assert learner.memory.check_valid() == (True, "")
 
 
-def test_without_writing_back_embeddings_stay_as_they_came() -> None:
+def test_embeddings_do_not_change_without_write_back() -> None:
     learner = from_memory(write_back=False)
     seen = spied(learner)
     records = steps(learner, 6)
@@ -147,7 +147,7 @@ def test_without_writing_back_embeddings_stay_as_they_came() -> None:
     assert not any("written_back_cosine" in record.diagnostics for record in records)
 
 
-def test_plain_keys_are_of_the_images_as_they_are() -> None:
+def test_plain_keys_encode_the_images_without_augmentation() -> None:
     learner = from_memory(plain_keys=True, write_back=False, reencode=3)
     expected, plain = [], learner.method.encode_keys
 
@@ -169,7 +169,7 @@ def test_plain_keys_are_of_the_images_as_they_are() -> None:
     assert torch.equal(learner.memory.encoded[slots], torch.full_like(slots, BATCH))
 
 
-def test_a_replay_writes_back_only_where_asked() -> None:
+def test_a_replay_without_write_back_does_not_change_embeddings() -> None:
     kept = build(pace=Pace(2 / BATCH), write_back=False)
     steps(kept, 1)
     before = kept.memory.embeddings.clone()
@@ -184,7 +184,7 @@ def test_an_anchor_is_no_negative_of_itself() -> None:
     assert counts == [BATCH - 1 + slots - 1 for slots in held]
 
 
-def test_the_record_tells_of_the_batch_of_the_stream() -> None:
+def test_the_record_describes_the_batch_of_the_stream() -> None:
     learner = from_memory()
     for number, record in enumerate(steps(learner, 4), start=1):
         batch = Repeatable(START)
@@ -211,13 +211,13 @@ def test_the_record_has_the_relative_change_of_the_weights(monkeypatch: pytest.M
     assert record.relative_change > 0
 
 
-def test_a_skipped_update_has_no_change_of_the_weights() -> None:
+def test_the_record_of_a_skipped_update_has_no_change_of_the_weights() -> None:
     records = steps(build(pace=Pace(0.5 / BATCH)), 4)
     known = [not math.isnan(record.relative_change) for record in records]
     assert known == [False, True, False, True]
 
 
-def test_collisions_are_those_before_the_batch_joins() -> None:
+def test_collisions_are_measured_before_the_batch_enters_the_memory() -> None:
     assert steps(from_memory(), 1)[0].collision_expected == 0
 
 
@@ -230,7 +230,7 @@ def test_a_pace_of_two_replays_after_each_batch() -> None:
 
 
 @table("anchors", ["stream", "memory"])
-def test_a_pace_of_a_half_lets_every_batch_join(anchors: str) -> None:
+def test_a_pace_of_a_half_adds_every_batch_to_the_memory(anchors: str) -> None:
     learner = build(anchors=anchors, pace=Pace(0.5 / BATCH))
     seen = spied(learner)
     records = steps(learner, 4)
@@ -264,7 +264,7 @@ def test_a_loss_that_is_not_finite_keeps_the_batch_and_the_weights() -> None:
     assert learner.pace.updates == 4
 
 
-def test_keys_that_the_memory_cannot_take_are_left_out() -> None:
+def test_keys_of_zeros_do_not_enter_the_memory() -> None:
     learner = from_memory()
     plain = learner.method.encode_keys
     learner.method.encode_keys = lambda image_BCHW: torch.zeros(len(image_BCHW), 6)
@@ -276,7 +276,7 @@ def test_keys_that_the_memory_cannot_take_are_left_out() -> None:
     assert (second.skipped, second.replay, len(learner.memory)) == (None, False, BATCH)
 
 
-def test_training_batches_may_favour_what_has_few_duplicates() -> None:
+def test_training_batches_may_favour_samples_with_few_duplicates() -> None:
     policy = MostDuplicated(VonMisesFisher(0.1))
     memory = WorkingMemory(20, 4, eviction=policy, image_shape=(1, 2, 2), seed=0)
     z_KD = torch.eye(4)[[0] * 17 + [1, 2, 3]]
@@ -294,7 +294,7 @@ def test_training_batches_may_favour_what_has_few_duplicates() -> None:
     assert rare("inverse-count") == pytest.approx(expected, abs=0.05)
 
 
-def test_drawn_samples_bring_what_is_known_of_them() -> None:
+def test_drawn_samples_have_their_ids_labels_hashes_and_images() -> None:
     memory = WorkingMemory(40, 4, image_shape=(1, 2, 2), seed=0)
     ids = torch.randperm(1000, generator=torch.Generator().manual_seed(0))[:40]
     z_KD = torch.nn.functional.normalize(torch.randn(40, 4, generator=torch.Generator()), dim=1)
@@ -311,7 +311,7 @@ def test_drawn_samples_bring_what_is_known_of_them() -> None:
     assert len(seen) > 20
 
 
-def test_the_learner_draws_as_it_was_told() -> None:
+def test_the_learner_draws_by_its_option_draw() -> None:
     learner = from_memory(draw="inverse-count")
     asked, plain = [], learner.memory.sample
 
@@ -346,7 +346,7 @@ def test_true_collisions_need_labels_on_both_sides() -> None:
         assert true_collisions(count_pairs(one, other).tolist()) is None
 
 
-def test_a_backup_puts_back_what_it_kept() -> None:
+def test_a_backup_restores_the_saved_tensors() -> None:
     live = [torch.ones(3), torch.tensor(4), torch.zeros(2, 2), torch.tensor(7)]
     backup = Backup(live)
     backup.save()
@@ -357,7 +357,7 @@ def test_a_backup_puts_back_what_it_kept() -> None:
     assert [tensor.tolist() for tensor in live] == [[1, 1, 1], 4, [[0, 0], [0, 0]], 7]
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_the_step_rejects_wrong_settings() -> None:
     with pytest.raises(ValueError, match="anchors is 'both'"):
         build(anchors="both")
     with pytest.raises(ValueError, match="7 slots are fewer than the 8 samples"):

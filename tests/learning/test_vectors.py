@@ -54,7 +54,7 @@ def clustered(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return value_ND.astype(np.float32), label_N
 
 
-def test_samples_are_vectors_where_they_say_so_and_nothing_else() -> None:
+def test_vector_samples_keep_their_values_and_wrong_vectors_are_refused() -> None:
     value_D = np.linspace(-1, 1, DIM, dtype=np.float16)
     sample = Sample.from_vector(value_D, "v", source="s", time=1.0)
     again = sample_of("s", row_of(sample), sample.data)
@@ -78,7 +78,7 @@ def test_samples_are_vectors_where_they_say_so_and_nothing_else() -> None:
         Sample("i", bytes(4), "raw", (2, 2, 1), dtype="float32")
 
 
-def test_a_decoder_keeps_one_dtype_and_refuses_by_reason() -> None:
+def test_the_vector_decoder_keeps_one_dtype_and_gives_reasons_for_bad_samples() -> None:
     value_D = np.linspace(-1, 1, DIM, dtype=np.float32)
     sample = Sample.from_vector(value_D, "v")
     for dtype in ("float32", "float16"):
@@ -109,7 +109,7 @@ def test_a_decoder_keeps_one_dtype_and_refuses_by_reason() -> None:
         assert VectorDecoder(DIM).block([row_of(sample)], data) is None
 
 
-def test_views_change_vectors_by_as_much_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_change_vectors_by_the_configured_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
     value_BD = 7 * torch.randn(400, 300, generator=torch.Generator().manual_seed(0)) + 3
     plain_BD = VectorViews(Vectors(300)).plain(bytes_of(value_BD))
     assert torch.allclose(plain_BD.mean(1), torch.zeros(400), atol=1e-5)
@@ -131,7 +131,7 @@ def test_views_change_vectors_by_as_much_as_they_say(monkeypatch: pytest.MonkeyP
     assert float(own_B.min()) > 1 - 0.4 - 0.2
 
 
-def test_settings_that_do_not_go_together_are_refused() -> None:
+def test_wrong_settings_of_vectors_are_refused() -> None:
     for wrong, why in (
         ({"dim": 1}, "at least 2"),
         ({"widths": ()}, "at least one width"),
@@ -150,7 +150,7 @@ def settings_in(folder: Path, **sections: object) -> object:
     return parser.instantiate(options.read(parser, [str(file)]))
 
 
-def test_descriptors_of_pictures_and_of_vectors_are_kept_apart(tmp_path: Path) -> None:
+def test_a_descriptor_of_pictures_is_refused_for_vectors_and_vice_versa(tmp_path: Path) -> None:
     thumbnails = {"capacity": 64, "descriptor": {"class_path": "Thumbnail"}}
     pictures = settings_in(tmp_path, vectors={"dim": DIM}, memory=thumbnails)
     with pytest.raises(ValueError, match=r"describes pictures, and vectors\.dim is 24: choose"):
@@ -175,8 +175,8 @@ def knn(encode: object, rows: tuple, queries: tuple) -> float:
     return float((guess_Q == torch.from_numpy(queries[1])).float().mean())
 
 
-def test_a_stream_of_vectors_becomes_an_encoder(tmp_path: Path) -> None:
-    """Read from a journal in batches, with a memory that counts duplicates on the vectors."""
+def test_a_stream_of_vectors_trains_an_encoder(tmp_path: Path) -> None:
+    """Batches come from a journal, and the memory counts duplicates on the vectors."""
     stream, queries = clustered(6400, 1), clustered(1000, 2)
     journal = Journal(tmp_path / "journal", budget=64 << 20)
     for number in range(100):
@@ -255,7 +255,7 @@ def test_a_run_on_vectors_is_exported(dtype: str, tmp_path: Path) -> None:
         assert found_D.tobytes() == bytes(image_KCHW[number].flatten().numpy())
 
 
-def test_the_producer_takes_arrays_of_floats(tmp_path: Path) -> None:
+def test_the_producer_sends_an_array_of_floats_as_a_vector(tmp_path: Path) -> None:
     from receiver_peer import Running
 
     value_D = np.linspace(-1, 1, DIM, dtype=np.float32)

@@ -49,7 +49,7 @@ class Double(torch.nn.Module):
         return image_BCHW.double()
 
 
-def test_views_are_float32_whatever_a_transform_gives() -> None:
+def test_views_are_float32_after_a_transform_that_returns_float64() -> None:
     view_BCHW = Views(12, 3, transform=Double())(images(3))
     assert view_BCHW.dtype == torch.float32
     assert torch.equal(view_BCHW, Views(12, 3).plain(images(3)))
@@ -79,14 +79,14 @@ def test_autocast_changes_no_view(channels: int) -> None:
     assert torch.equal(*seen)
 
 
-def test_each_sample_gets_its_own() -> None:
+def test_each_sample_gets_a_view_of_its_own() -> None:
     torch.manual_seed(0)
     same_BCHW = images(1, batch=1).expand(16, -1, -1, -1)
     view_BCHW = Views(12, 1)(same_BCHW)
     assert len({tuple(view.flatten().tolist()) for view in view_BCHW}) == 16
 
 
-def test_with_everything_off_a_view_is_the_plain_image() -> None:
+def test_a_view_without_augmentation_is_the_plain_image() -> None:
     off = Views(12, 3, crop=None, flip=0, jitter=0, grey=0, mean=(0.5, 0.4, 0.3), std=(0.25,))
     image_BCHW = images(3)
     mean = torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1)
@@ -95,7 +95,7 @@ def test_with_everything_off_a_view_is_the_plain_image() -> None:
     torch.testing.assert_close(Views(12, 3).plain(image_BCHW), (image_BCHW / 255 - 0.5) / 0.25)
 
 
-def test_a_flip_of_probability_1_mirrors() -> None:
+def test_a_flip_of_probability_1_mirrors_every_image() -> None:
     flipped = Views(12, 1, crop=None, flip=1.0, jitter=0)(images(1))
     expected = Views(12, 1).plain(images(1)).flip(3)
     torch.testing.assert_close(flipped, expected)
@@ -110,7 +110,7 @@ def test_images_of_another_size_are_cropped_to_size() -> None:
     assert Views(8, 1)(images(1, size=12)).shape == (6, 1, 8, 8)
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_views_reject_wrong_settings() -> None:
     with pytest.raises(ValueError, match="size is 0"):
         Views(0)
     with pytest.raises(ValueError, match="channels is 2"):
@@ -149,7 +149,7 @@ def seen(image_CHW: Tensor, samples: int = 400, **changed: Any) -> Tensor:
 
 @pytest.mark.parametrize("size", [12, 40])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_views_are_those_of_the_naive_twin(channels: int, size: int) -> None:
+def test_views_equal_those_of_the_naive_twin(channels: int, size: int) -> None:
     views = Views(size, channels, colour=Colour(0.4, 0.4, 0.4, 0.5), jitter=1.0, blur=0.5)
     image_BCHW = images(channels, batch=12, size=16)
     torch.manual_seed(0)
@@ -242,7 +242,7 @@ def test_jitter_grey_and_blur_have_their_probabilities() -> None:
     assert quantiles(found.sigma_B[blurred_B]) == near(0.195, 1.05, 1.905, within=0.03)
 
 
-def test_a_third_of_a_turn_exchanges_the_channels() -> None:
+def test_a_hue_change_of_a_third_of_a_turn_exchanges_the_channels() -> None:
     image_BCHW = images(3)
     views = still(3)
     whole = views.draw(6)
@@ -258,7 +258,7 @@ def test_jitter_is_the_share_of_samples_that_are_changed(channels: int) -> None:
     assert 0.22 < changed.float().mean() < 0.38  # 3.5 standard errors
 
 
-def test_saturation_and_hue_are_told_apart() -> None:
+def test_saturation_and_hue_change_a_red_image_differently() -> None:
     red_CHW = torch.zeros(3, 12, 12, dtype=torch.uint8)
     red_CHW[0] = 200
     red_CHW[1:] = 80
@@ -269,7 +269,7 @@ def test_saturation_and_hue_are_told_apart() -> None:
         assert ((green - blue).abs().max() > 0.1) == (hue > 0)
 
 
-def test_grey_contrast_goes_both_ways() -> None:
+def test_the_contrast_of_a_grey_image_rises_and_falls() -> None:
     ramp_CHW = torch.arange(144).view(1, 12, 12).add(50).to(torch.uint8)
     spread_B = seen(ramp_CHW, contrast=0.5, jitter=1.0).std((1, 2, 3))
     share_B = spread_B / (ramp_CHW / 255).std()
@@ -277,7 +277,7 @@ def test_grey_contrast_goes_both_ways() -> None:
     assert share_B.max() > 1.2
 
 
-def test_blur_is_of_two_pixels_at_most() -> None:
+def test_the_blur_has_a_sigma_of_at_most_two_pixels() -> None:
     point_CHW = torch.zeros(1, 12, 12, dtype=torch.uint8)
     point_CHW[0, 6, 6] = 255
     peak_B = seen(point_CHW, blur=1.0)[:, 0, 6, 6]
@@ -288,7 +288,7 @@ def test_blur_is_of_two_pixels_at_most() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_the_smallest_views_are_blurred(size: int) -> None:
+def test_views_of_one_and_two_pixels_are_blurred(size: int) -> None:
     views = Views(size, 1, crop=None, jitter=0, blur=1.0, mean=(0.0,), std=(1.0,))
     image_BCHW = torch.full((4, 1, size, size), 51, dtype=torch.uint8)
     assert torch.allclose(views(image_BCHW), torch.tensor(0.2))
