@@ -161,7 +161,7 @@ def test_every_method_has_a_twin() -> None:
 
 
 @table("kind", sorted(TWINS))
-def test_a_step_is_the_paper_s_in_float64(kind: str) -> None:
+def test_a_step_equals_that_of_the_paper_in_float64(kind: str) -> None:
     method, twin, out, expected = both(kind)
     torch.testing.assert_close(out.loss.loss.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out.loss.per_anchor.mean(), out.loss.loss)

@@ -104,7 +104,7 @@ def test_every_method_is_under_this_contract() -> None:
 
 
 @table(("kind", "loss"), [*fitting()])
-def test_every_loss_that_fits_gives_a_step(kind: str, loss: str) -> None:
+def test_every_method_makes_a_step_with_every_loss_that_fits(kind: str, loss: str) -> None:
     method = made(kind, LOSSES[loss]())
     out = step(method, memory_of(20))
     finite(method, out.loss.loss)
@@ -122,7 +122,7 @@ def test_keys_are_detached_unit_rows(name: str) -> None:
         assert torch.isfinite(out.loss.loss)
 
 
-def test_the_gradient_reaches_what_is_trained_and_nothing_else(method: Method) -> None:
+def test_the_gradient_reaches_all_trained_weights_and_no_others(method: Method) -> None:
     step(method, memory_of(20)).loss.loss.backward()
     trained = {id(parameter) for parameter in method.trained}
     assert trained
@@ -130,7 +130,7 @@ def test_the_gradient_reaches_what_is_trained_and_nothing_else(method: Method) -
         assert (parameter.grad is not None) == (id(parameter) in trained), name
 
 
-def test_the_memory_is_only_read(method: Method) -> None:
+def test_a_step_does_not_change_the_memory(method: Method) -> None:
     memory = memory_of(20)
     method.prepare(memory, plain)
     before = {name: value.clone() for name, value in memory.state_dict().items()}
@@ -143,7 +143,7 @@ def test_the_memory_is_only_read(method: Method) -> None:
     assert not memory.embeddings.requires_grad
 
 
-def test_preparing_changes_embeddings_alone(method: Method) -> None:
+def test_preparing_changes_only_the_embeddings(method: Method) -> None:
     memory, before = memory_of(20), memory_of(20)
     state = state_of(method)
     method.prepare(memory, plain)
@@ -219,7 +219,7 @@ def test_a_method_resumes_from_its_state(name: str, method: Method) -> None:
         assert torch.equal(one, other)
 
 
-def test_autocast_gives_keys_that_the_memory_takes(method: Method) -> None:
+def test_keys_computed_under_autocast_fit_the_memory(method: Method) -> None:
     memory = memory_of(20)
     with torch.autocast("cpu", torch.bfloat16):
         out = step(method, memory)
@@ -248,7 +248,7 @@ def test_a_method_that_was_cast_makes_steps(method: Method, dtype: torch.dtype) 
     ],
     ids=range(4),
 )
-def test_samples_that_are_not_those_of_the_views_are_refused(
+def test_samples_of_another_number_than_the_images_are_refused(
     name: str, samples: Batch, message: str
 ) -> None:
     method = build(name)
@@ -263,7 +263,7 @@ def test_views_of_different_numbers_of_images_are_refused(method: Method) -> Non
 
 
 def poor_batches(name: str) -> Iterator[tuple[Method, list[Tensor], Batch, WorkingMemory]]:
-    """What a stream may send that statistics or denominators break on."""
+    """Yield batches with degenerate statistics or denominators."""
     for slots in (0, 1, 20):  # one sample
         method = build(name)
         yield method, views_of(method.views, batch=1), samples_of(1), memory_of(slots)
@@ -275,7 +275,7 @@ def poor_batches(name: str) -> Iterator[tuple[Method, list[Tensor], Batch, Worki
     for slots in (0, 20):
         method = build(name)
         yield method, [alike_BCHW] * method.views, samples_of(BATCH), memory_of(slots)
-    method = build(name)  # and a memory of the same
+    method = build(name)  # the memory holds equal images, too
     memory = WorkingMemory(20, method.dim, image_shape=(1, 6, 6))
     images = torch.full((20, 1, 6, 6), 128, dtype=torch.uint8)
     z = method.encode_keys(plain(images))
@@ -292,7 +292,7 @@ def poor_batches(name: str) -> Iterator[tuple[Method, list[Tensor], Batch, Worki
         yield method, views_of(method.views), samples, memory_of(0)
 
 
-def test_a_poor_batch_is_finite(name: str) -> None:
+def test_a_poor_batch_gives_finite_losses_gradients_and_keys(name: str) -> None:
     for method, views, samples, memory in poor_batches(name):
         method.begin(0)
         method.prepare(memory, plain)
@@ -310,7 +310,7 @@ def finite(method: Method, loss: Tensor) -> None:
     assert all(torch.isfinite(v).all() for v in method.state_dict().values())
 
 
-def test_labels_are_only_read_by_oracles(name: str, method: Method) -> None:
+def test_only_oracles_read_labels(name: str, method: Method) -> None:
     if method.needs_labels:
         with pytest.raises(ValueError, match="reads labels and there are none"):
             step_of(method, False)
@@ -330,7 +330,7 @@ def step_of(method: Method, labelled: bool) -> Tensor:
 
 
 @table("kind", METHODS)
-def test_what_does_not_fit_is_refused(kind: str) -> None:
+def test_methods_reject_settings_and_parts_that_do_not_fit(kind: str) -> None:
     with pytest.raises(ValueError, match="views is 1"):
         made(kind, views=1)
     with pytest.raises(ValueError, match="key_statistics is 'none'"):
@@ -346,7 +346,7 @@ def test_what_does_not_fit_is_refused(kind: str) -> None:
         made(kind).check(memory_of(3, dim=5))
 
 
-def test_what_the_memory_must_have() -> None:
+def test_methods_reject_a_memory_without_images_or_with_too_few_slots() -> None:
     bare = WorkingMemory(8, 4)
     with pytest.raises(ValueError, match="encodes the memory's images"):
         made("d-simclr").check(bare)
@@ -356,7 +356,7 @@ def test_what_the_memory_must_have() -> None:
             made(kind, negatives=9).check(memory_of(8))
 
 
-def test_a_projector_says_what_it_embeds_in() -> None:
+def test_a_method_has_the_dimension_of_its_projector() -> None:
     torch.manual_seed(0)
     method = METHODS["moco"](SmallEncoder(), SmallProjector(), InfoNCE(0.2))
     assert method.dim == SmallProjector.dim

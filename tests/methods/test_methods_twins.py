@@ -1,4 +1,4 @@
-"""Each method's step against the same written out, sample by sample, in plain autograd.
+"""Tests of each method's step against a twin that computes sample by sample in plain autograd.
 
 Shapes: B samples, D embedding, k slots of the memory.
 """
@@ -122,7 +122,7 @@ TWINS = {
 
 
 def trained_apart(kind: str) -> Method:
-    """A method whose momentum network, where there is one, is another than its trained one."""
+    """A method whose momentum network, if any, differs from its trained network."""
     loss = {
         "simsiam": NegativeCosine(),
         "byol": NegativeCosine(),
@@ -137,7 +137,7 @@ def trained_apart(kind: str) -> Method:
 
 
 @table("kind", sorted(TWINS))
-def test_a_step_is_the_paper_s_written_out(kind: str) -> None:
+def test_a_step_equals_its_twin_of_the_paper(kind: str) -> None:
     method, memory = trained_apart(kind), memory_of(9)
     twin = copy.deepcopy(method)
     torch.manual_seed(3)
@@ -172,7 +172,7 @@ def test_three_views_have_two_positives_each(kind: str) -> None:
     torch.testing.assert_close(found, sum(losses) / len(losses))
 
 
-def test_the_memory_is_encoded_anew_in_even_batches() -> None:
+def test_d_simclr_encodes_the_memory_again_in_even_batches() -> None:
     method, memory = made("d-simclr"), memory_of(300)
     sizes = []
     encode = method.encode_keys
@@ -187,7 +187,7 @@ def test_the_memory_is_encoded_anew_in_even_batches() -> None:
     assert bool((memory.encoded == 300).all())
 
 
-def test_a_dead_encoder_leaves_the_memory_as_it_was() -> None:
+def test_an_encoder_of_zeros_does_not_change_the_memory() -> None:
     method, memory = made("d-simclr"), memory_of(9)
     nn.init.zeros_(method.projector.layer.weight)
     nn.init.zeros_(method.projector.layer.bias)

@@ -1,4 +1,4 @@
-"""MoCo: its negatives, its mask, what oracles are told, and how the key encoder follows."""
+"""Tests of MoCo: negatives, mask, labels for oracles, priors and the key encoder."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_some_negatives_are_drawn_for_all_anchors(how: str) -> None:
     assert len(rows(negative_ND[4:])) == 6
 
 
-def test_the_hardest_are_the_nearest_to_each_anchor_but_itself() -> None:
+def test_the_hardest_negatives_are_the_nearest_slots_except_the_anchor_itself() -> None:
     memory = memory_of(40, first_id=2)  # ids 2 and 3 are anchors, and so held
     hashes_B = torch.tensor([0, 9, 0, 0])  # anchor 1 shows what slot 6 holds (id 8, hash 9)
     negative_BND, mask_BN, z_BD = drawn("hardest", memory, hashes_B)
@@ -116,14 +116,14 @@ def test_the_hardest_are_the_nearest_to_each_anchor_but_itself() -> None:
         assert torch.equal(negative_BND[anchor, :4], negative_BND[0, :4])
 
 
-def test_fewer_held_than_asked_are_all_taken() -> None:
+def test_all_slots_are_drawn_if_the_memory_holds_too_few() -> None:
     for how in ("uniform", "hardest", "stratified"):
         negative, mask_BN, _ = drawn(how, memory_of(3))
         assert negative.shape[-2] == mask_BN.shape[1] == 4 + 3
 
 
 @table("how", ["all", "uniform", "hardest", "stratified"])
-def test_oracles_are_told_who_shares_a_class(how: str) -> None:
+def test_oracles_receive_which_negatives_share_the_class_of_an_anchor(how: str) -> None:
     spy, filled = Spy(needs_labels=True), memory_of(40)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(2))  # ids are not slots
     memory, ids = WorkingMemory(40, 4), filled.ids[order]
@@ -150,7 +150,7 @@ def enumerated(memory: WorkingMemory) -> list[tuple[int, list[float]]]:
     return list(zip(memory.ids.tolist(), memory.embeddings.tolist(), strict=True))
 
 
-def test_the_prior_is_each_anchor_s_collision_with_the_memory() -> None:
+def test_the_prior_of_an_anchor_is_its_smoothed_collision_with_the_memory() -> None:
     spy, memory = Spy(needs_prior=True), WorkingMemory(40, 4, MostDuplicated(VonMisesFisher(0.2)))
     filled = memory_of(40)
     memory.add(filled.ids, filled.embeddings)
@@ -165,7 +165,7 @@ def test_the_prior_is_each_anchor_s_collision_with_the_memory() -> None:
     assert not spy.given.prior_B.requires_grad
 
 
-def test_the_prior_is_taken_over_embeddings_whatever_duplicates_are_counted_on() -> None:
+def test_the_prior_uses_embeddings_although_duplicates_are_counted_on_thumbnails() -> None:
     policy, score = MostDuplicated(VonMisesFisher(0.2)), VonMisesFisher(0.2)
     described = Thumbnail(side=2)
     memory = WorkingMemory(400, 4, policy, image_shape=(1, 4, 4), descriptor=described)
@@ -182,7 +182,7 @@ def test_the_prior_is_taken_over_embeddings_whatever_duplicates_are_counted_on()
     assert not torch.allclose(memory.collisions(z_BD, image_KCHW[:50]), own_B, rtol=0.1)
 
 
-def test_few_slots_say_little_of_an_anchor_s_own_prior() -> None:
+def test_priors_of_anchors_differ_less_if_the_memory_holds_few_slots() -> None:
     apart, spread = [], []
     for held in (1, 4000):
         memory = WorkingMemory(4000, 4, MostDuplicated(VonMisesFisher(0.2)))
@@ -196,7 +196,7 @@ def test_few_slots_say_little_of_an_anchor_s_own_prior() -> None:
     assert spread[1] > 0.9 * apart[1]
 
 
-def test_the_prior_is_bounded() -> None:
+def test_the_prior_lies_between_1_divided_by_the_capacity_and_a_half() -> None:
     spy = Spy(needs_prior=True)
     moco(spy)(views_of(2), Batch(torch.arange(4)), WorkingMemory(40, 4))
     assert spy.given.prior_B.tolist() == pytest.approx([1 / 40] * 4)  # nothing is held yet
@@ -208,7 +208,7 @@ def test_the_prior_is_bounded() -> None:
     assert spy.given.prior_B.max() == 0.5
 
 
-def test_more_views_are_more_positives() -> None:
+def test_each_view_beyond_the_first_is_a_positive() -> None:
     spy = Spy()
     views = views_of(4)
     method = moco(spy, views=4)
@@ -237,7 +237,7 @@ def test_the_key_encoder_follows_weights_and_statistics() -> None:
     assert not torch.equal(after["norm.running_mean"], before["norm.running_mean"])
 
 
-def test_keys_by_the_statistics_of_their_batch_keep_none() -> None:
+def test_a_key_encoder_by_batch_statistics_stores_no_statistics() -> None:
     method = moco(key_statistics="batch")
     image_BCHW = views_of(1)[0]
     assert not list(method.key_encoder.buffers())
@@ -255,7 +255,7 @@ def test_a_key_is_a_function_of_its_own_image() -> None:
     assert not method.train().key_encoder.training
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_moco_rejects_wrong_settings() -> None:
     with pytest.raises(ValueError, match=r"momentum is 1\.0"):
         moco(momentum=1.0)
     with pytest.raises(ValueError, match="views is 1"):

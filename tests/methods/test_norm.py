@@ -1,4 +1,4 @@
-"""BatchNorm: torch's but for a single value, and whose statistics it uses."""
+"""Tests of BatchNorm: as torch's except for a single value, and with a choice of statistics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def values(shape: tuple[int, ...], seed: int = 0) -> Tensor:
 
 @table("training", [True, False])
 @table("name", sorted(SHAPES))
-def test_it_is_torch_s_where_torch_has_an_answer(name: str, training: bool) -> None:
+def test_batchnorm_equals_that_of_torch_on_more_than_one_value(name: str, training: bool) -> None:
     ours, theirs = pair(name[:2])
     for seed in range(2):
         value = values(SHAPES[name], seed)
@@ -65,7 +65,7 @@ def test_a_single_value_is_normalised_by_the_averages(shape: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)], ids=["1d", "2d"])
-def test_without_averages_a_single_value_gives_the_bias(shape: tuple[int, ...]) -> None:
+def test_a_single_value_without_averages_gives_the_bias(shape: tuple[int, ...]) -> None:
     ours, _ = pair(f"{len(shape) // 2}d")
     nn.init.normal_(ours.bias)
     forget_statistics(ours)
@@ -107,7 +107,7 @@ def test_layers_with_an_activation_accept_a_single_value(how: Any, forgets: bool
         assert torch.equal(one, other)
 
 
-def test_statistics_can_be_chosen_for_a_while() -> None:
+def test_normalising_by_chooses_the_statistics_within_a_block() -> None:
     module = nn.Sequential(nn.Linear(3, 3), BatchNorm1d(3), nn.Dropout(0.0))
     module(values((6, 3), 1))
     before = {name: value.clone() for name, value in module.state_dict().items()}
