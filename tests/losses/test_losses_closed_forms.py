@@ -47,7 +47,7 @@ ALIKE: dict[str, tuple[Callable[[], Loss], Callable[[int], float]]] = {
 
 
 @table("name", sorted(ALIKE))
-def test_all_embeddings_equal(name: str) -> None:
+def test_equal_embeddings_have_the_loss_of_the_closed_form(name: str) -> None:
     build, expected = ALIKE[name]
     row_D = torch.tensor([0.6, 0.8], dtype=torch.float64)
     for count in (1, 7, 1000):
@@ -69,7 +69,7 @@ def orthogonal(count: int, t: float = 0.5) -> tuple[Case, float]:
     return Case(z_BD, z_BD.unsqueeze(1), negative_ND, torch.zeros(1, count).bool()), math.exp(1 / t)
 
 
-def test_orthogonal_negatives() -> None:
+def test_orthogonal_negatives_have_the_loss_of_the_closed_form() -> None:
     one, top = orthogonal(10)
     assert float(InfoNCE(0.5)(*one).loss) == pytest.approx(math.log(1 + 10 / top))
     assert float(Decoupled(0.5)(*one).loss) == pytest.approx(math.log(10 / top))
@@ -94,7 +94,7 @@ def test_an_estimate_below_its_floor_is_clamped_and_its_negatives_get_no_gradien
 
 
 @pytest.mark.parametrize("kind", [Debiased, HardNegative])
-def test_without_a_prior_nothing_is_clamped(kind: Any) -> None:
+def test_no_estimate_is_clamped_without_a_prior(kind: Any) -> None:
     z_BD = torch.tensor([[0.6, 0.8]], dtype=torch.float64).requires_grad_()
     negative_ND = -z_BD.detach().expand(10, 2)  # as unlike as can be: at the floor
     out = (kind(0.5, 0.0) if kind is Debiased else kind(0.5, 0.0, beta=0.0))(
@@ -143,7 +143,7 @@ def test_self_labeling_without_soft_labels_is_infonce() -> None:
     torch.testing.assert_close(out.per_anchor, InfoNCE(0.2)(*one).per_anchor, rtol=1e-9, atol=1e-12)
 
 
-def test_nt_xent_over_both_views_of_a_batch() -> None:
+def test_nt_xent_over_both_views_equals_the_formula_of_simclr() -> None:
     """SimCLR's formula in a loop, self-similarity left out of the denominator."""
     one = case(batch=4)
     view_VD = torch.cat([one.z_BD, one.positive_BMD[:, 0]])
@@ -159,7 +159,7 @@ def test_nt_xent_over_both_views_of_a_batch() -> None:
     assert out.diagnostics["negatives"] == 6  # 2 (B - 1)
 
 
-def test_excluded_negatives_leave_sum_and_count() -> None:
+def test_excluded_negatives_equal_masked_negatives() -> None:
     one = case()
     said = known(one)
     masked = one._replace(mask_BN=one.mask_BN | said.same_BN)
@@ -193,7 +193,7 @@ def mixed_by_loop(one: Case, mix: Mix, weights: tuple[float, float, float], t: f
     return torch.stack(losses)
 
 
-def test_momentum_mixup_on_shared_keys_is_the_posters() -> None:
+def test_momentum_mixup_on_shared_keys_equals_the_formula_of_the_poster() -> None:
     one = case(batch=4, negatives=6)
     mix = Mix(torch.tensor([2, 0, 1, 3]), torch.tensor([0.9, 0.3, 0.5, 1.0], dtype=torch.float64))
     loss = SelfLabeling(0.3, 0.3, 0.2, sharpening=0.7, rise=0)
@@ -208,7 +208,7 @@ def test_momentum_mixup_on_shared_keys_is_the_posters() -> None:
     torch.testing.assert_close(z_BD.grad, plain_BD.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_diagnostics_by_hand() -> None:
+def test_diagnostics_equal_values_computed_by_hand() -> None:
     z_BD = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     positive_BMD = torch.tensor([[[0.6, 0.8]], [[0.0, 1.0]]], dtype=torch.float64)
     negative_ND = torch.tensor([[0.8, 0.6], [-1.0, 0.0]], dtype=torch.float64)
@@ -229,7 +229,7 @@ def test_diagnostics_by_hand() -> None:
     )
 
 
-def test_schedules_follow_the_step_alone() -> None:
+def test_schedules_depend_only_on_the_step() -> None:
     one = case()
     loss = Debiased(0.5, Ramp(0.3, steps=100, begin=10))
     for step, tau in ((0, 0.0), (10, 0.0), (60, 0.15), (110, 0.3), (10**6, 0.3), (60, 0.15)):
@@ -284,13 +284,13 @@ REFUSED: dict[str, list[tuple[Callable[[], object], str]]] = {
 
 
 @table("name", REFUSED)
-def test_what_cannot_work_is_refused(name: str) -> None:
+def test_losses_reject_wrong_settings(name: str) -> None:
     for build, reason in REFUSED[name]:
         with pytest.raises(ValueError, match=reason):
             build()
 
 
-def test_positive_debiased_refuses_a_memory() -> None:
+def test_positive_debiased_refuses_more_negatives_than_its_limit() -> None:
     one = case(negatives=65)
     assert torch.isfinite(PositiveDebiased(most_negatives=65)(*one).loss)
     with pytest.raises(ValueError, match=r"65 negatives .* at most 64.* Draw a batch-sized"):
@@ -298,8 +298,10 @@ def test_positive_debiased_refuses_a_memory() -> None:
 
 
 @table(("count", "share"), [(126, 0.25), (1022, 0.05), (65_536, 0.0008)])
-def test_the_pairs_weight_in_positive_debiased_falls_with_n(count: int, share: float) -> None:
-    """Why it must: its gradient by the positive, as a share of InfoNCE's."""
+def test_the_weight_of_the_pair_in_positive_debiased_falls_with_the_negatives(
+    count: int, share: float
+) -> None:
+    """Compare the gradient by the positive with that of InfoNCE."""
     generator = torch.Generator().manual_seed(0)
     one = case(batch=64, negatives=1, dim=64)
     angle = torch.nn.functional.normalize(

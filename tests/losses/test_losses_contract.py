@@ -37,7 +37,7 @@ def test_every_loss_is_under_this_contract() -> None:
     temperature=st.floats(0.05, 2.0),
     shared=st.booleans(),
 )
-def test_equals_its_twin(
+def test_every_loss_equals_its_twin(
     name: str, seed: int, batch: int, positives: int, count: int, temperature: float, shared: bool
 ) -> None:
     loss, one = VARIANTS[name].build(), case(seed, batch, positives, count, shared=shared)
@@ -50,7 +50,7 @@ def test_equals_its_twin(
 
 
 @by_name
-def test_gradients_equal_its_twins(name: str) -> None:
+def test_the_gradients_of_every_loss_equal_those_of_its_twin(name: str) -> None:
     loss = VARIANTS[name].build()
     for shared, positives in ((True, 3), (False, 1)):
         one = case(shared=shared, positives=positives)
@@ -71,7 +71,7 @@ def test_gradients_equal_its_twins(name: str) -> None:
 
 
 @table("name", ["decoupled", *(n for n in RICHEST if VARIANTS[n].smooth)])
-def test_gradcheck(name: str) -> None:
+def test_every_smooth_loss_passes_gradcheck(name: str) -> None:
     loss = VARIANTS[name].build()
     for shared in (True, False):
         # Each number of the inputs costs two forward passes.
@@ -84,7 +84,7 @@ def test_gradcheck(name: str) -> None:
 
 @by_name
 def test_a_second_derivative_is_refused(name: str) -> None:
-    """It would lack the term of the negatives, also in a loss that is linear in their sums."""
+    """A second derivative would lack the term of the negatives."""
     loss = VARIANTS[name].build()
     if not loss.uses_negatives:
         return
@@ -96,7 +96,7 @@ def test_a_second_derivative_is_refused(name: str) -> None:
 
 
 @table("name", ["self-labeling"])
-def test_gradcheck_by_anchors_where_labels_carry_none(name: str) -> None:
+def test_self_labeling_passes_gradcheck_by_its_anchors(name: str) -> None:
     loss = VARIANTS[name].build()
     for shared in (True, False):
         one = case(shared=shared, positives=2)
@@ -107,7 +107,7 @@ def test_gradcheck_by_anchors_where_labels_carry_none(name: str) -> None:
 
 
 @by_class
-def test_outputs_have_the_shapes_promised(name: str) -> None:
+def test_outputs_have_the_documented_shapes_and_diagnostics(name: str) -> None:
     loss = VARIANTS[name].build()
     for shared, positives in ((True, 3), (False, 1)):
         out = call(loss, case(shared=shared, positives=positives))
@@ -124,8 +124,8 @@ def test_outputs_have_the_shapes_promised(name: str) -> None:
 
 
 @contrastive
-def test_rates_are_of_the_anchors_that_have_a_negative(name: str) -> None:
-    """Against a loop over anchors, each alone. Rates of all anchors count those without any."""
+def test_rates_count_only_anchors_with_a_negative(name: str) -> None:
+    """Compare with a loop over single anchors. Half of the anchors have no negative."""
     loss, one = VARIANTS[name].build(), case(seed=2, batch=6)
     said = known(one)
     one.mask_BN[1::2] = True  # every other anchor is left without a negative
@@ -139,7 +139,7 @@ def test_rates_are_of_the_anchors_that_have_a_negative(name: str) -> None:
         assert found[rate] == pytest.approx(total / 3, abs=1e-12), rate
 
 
-def test_the_clamp_rate_is_that_of_a_loop() -> None:
+def test_the_clamp_rate_equals_that_of_a_loop() -> None:
     tau, t = 0.4, 0.3
     one = case(seed=5, batch=40, negatives=3)
     one.mask_BN[::3] = True
@@ -155,7 +155,7 @@ def test_the_clamp_rate_is_that_of_a_loop() -> None:
         assert found == pytest.approx(sum(clamped) / len(clamped))
 
 
-def test_no_rate_is_of_anchors_without_negatives() -> None:
+def test_the_clamp_rate_is_0_if_no_anchor_has_a_negative() -> None:
     for loss in (Debiased(0.1), HardNegative(0.1), PositiveDebiased(0.1, 0.01)):
         one = case(batch=4)
         one.mask_BN[:] = True
@@ -163,7 +163,7 @@ def test_no_rate_is_of_anchors_without_negatives() -> None:
 
 
 @by_class
-def test_neither_order_nor_layout_of_negatives_changes_anything(name: str) -> None:
+def test_the_order_and_the_layout_of_negatives_do_not_change_a_loss(name: str) -> None:
     loss = VARIANTS[name].build()
     one = case(negatives=50)
     said = known(one)
@@ -179,7 +179,7 @@ def test_neither_order_nor_layout_of_negatives_changes_anything(name: str) -> No
 
 
 @by_name
-def test_masked_negatives_are_as_if_absent(name: str) -> None:
+def test_masked_negatives_equal_absent_negatives(name: str) -> None:
     loss = VARIANTS[name].build()
     one, mask_BN = case(negatives=12), torch.zeros(5, 12, dtype=torch.bool)
     said = known(one)
@@ -198,7 +198,7 @@ def test_masked_negatives_are_as_if_absent(name: str) -> None:
 
 
 @by_class
-def test_all_alike_and_single_rows_stay_finite(name: str) -> None:
+def test_losses_of_equal_and_single_rows_are_finite(name: str) -> None:
     loss = VARIANTS[name].build()
     z_BD = torch.full((1, 4), 0.5, requires_grad=True)
     row_BD = z_BD.detach()
@@ -231,8 +231,8 @@ TEMPERATURES, DTYPES = (0.02, 0.2, 2.0), (torch.float32, torch.bfloat16, torch.f
 
 
 @by_name
-def test_narrow_inputs_are_computed_wide(name: str) -> None:
-    """Each temperature and each type once; over the losses every pair of the two."""
+def test_narrow_inputs_are_computed_in_float32(name: str) -> None:
+    """Each loss meets each temperature and each type once. All losses meet every pair."""
     loss = VARIANTS[name].build()
     first = sorted(VARIANTS).index(name)
     for number, dtype in enumerate(DTYPES):
@@ -258,7 +258,7 @@ def test_narrow_inputs_are_computed_wide(name: str) -> None:
 
 
 @by_class
-def test_nothing_of_size_n_is_kept_for_the_backward_pass(name: str) -> None:
+def test_no_tensor_as_large_as_the_negatives_is_kept_for_the_backward_pass(name: str) -> None:
     loss = VARIANTS[name].build()
     size, one = 2000, case(batch=8, negatives=2000, dim=16, dtype=torch.float32)
     said = known(one)
@@ -273,12 +273,12 @@ def test_nothing_of_size_n_is_kept_for_the_backward_pass(name: str) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         call(loss, one, said)
-    views = 2  # of which each may be an anchor
+    views = 2  # each may be an anchor
     assert max(kept, default=0) <= 8 * 16 * views < size
 
 
 @by_class
-def test_numbers_that_are_not_finite_show(name: str) -> None:
+def test_a_nan_in_the_inputs_gives_a_nan_loss(name: str) -> None:
     loss = VARIANTS[name].build()
     one = case()
     one.z_BD[2, 1] = math.nan
@@ -293,7 +293,7 @@ def test_numbers_that_are_not_finite_show(name: str) -> None:
 
 
 @table("name", ["infonce", "cosine"])
-def test_bad_shapes_are_named(name: str) -> None:
+def test_losses_reject_wrong_shapes_and_types(name: str) -> None:
     loss = VARIANTS[name].build()
     z_BD, positive_BMD, negative_ND, mask_BN = one = case()
     same_BN, prior_B = known(one)
@@ -333,7 +333,7 @@ def test_temperature_must_be_positive(name: str) -> None:
 
 
 @by_name
-def test_what_it_needs_is_asked_for(name: str) -> None:
+def test_losses_reject_calls_without_the_labels_or_the_prior_that_they_need(name: str) -> None:
     loss = VARIANTS[name].build()
     one = case()
     same_BN, prior_B = known(one)
@@ -348,7 +348,7 @@ def test_what_it_needs_is_asked_for(name: str) -> None:
 
 
 @by_class
-def test_mixed_anchors_are_taken_by_self_labeling_alone(name: str) -> None:
+def test_only_self_labeling_accepts_mixed_anchors(name: str) -> None:
     loss = VARIANTS[name].build()
     one, said = case(), known(case())
     mix = Mix(torch.arange(5).roll(1), torch.full((5,), 0.5))

@@ -1,4 +1,4 @@
-"""Losses on a simulated GPU: the CPU's results, and nothing that the host waits for."""
+"""Tests that losses on a simulated GPU equal those of the CPU, without waits of the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def backward(loss: Loss, one: Case, said: Known) -> tuple[LossOutput, list[torch
 
 
 @pytest.mark.parametrize("name", RICHEST)
-def test_a_loss_waits_for_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_loss_on_a_gpu_equals_that_of_the_cpu_and_waits_only_for_diagnostics(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     for fused in (True, False):
         monkeypatch.setattr(negatives, "can_fuse", lambda *_, fused=fused: fused)
         one = case(batch=6, positives=2, negatives=300, dim=16, dtype=torch.float32)

@@ -78,7 +78,7 @@ def error_of_debiased(world: World, positive_BMD: Tensor, negative: Tensor) -> f
 
 
 def bound_of_debiased(count: float, positives: float) -> float:
-    """Where the proof of Theorem 3 ends."""
+    """The bound at the end of the proof of Theorem 3."""
     return (
         math.exp(1.5)
         / (1 - TAU)
@@ -140,7 +140,7 @@ def test_positive_debiased_approaches_the_limit_of_lemma_1() -> None:
 
 
 def test_without_labels_positive_debiased_tends_to_a_constant() -> None:
-    """P and P- are of the same rows, and the pair drowns: why N must be batch-sized."""
+    """P and P- come from the same rows, so the pair loses its weight: N must be batch-sized."""
     world = World(spread=0.5)
     loss = PositiveDebiased(1.0, TAU, most_negatives=8192)
     out = loss(world.z_BD, world.positives(1), world.negatives(8192)[0])
@@ -162,7 +162,7 @@ def test_debiased_is_closer_to_the_unbiased_loss_than_the_biased_one(
     assert (debiased - unbiased).abs() < 0.2 * (biased - unbiased)
 
 
-def test_positive_debiased_is_closer_where_positives_are_false() -> None:
+def test_positive_debiased_is_closer_to_the_unbiased_loss_if_positives_are_false() -> None:
     """Three in ten positives of another class, as blur makes them (Fig. 3)."""
     world = World(spread=0.1, times=100, t=0.5)
     clean_BMD, (negative_BND, same_BN) = world.positives(1), world.negatives(1024)

@@ -16,7 +16,7 @@ from stream_ssl.losses import LOSSES, Loss
 PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()
 
 
-def test_snippets_run_one_after_the_other(tmp_path: Path) -> None:
+def test_the_snippets_of_the_page_run_one_after_the_other(tmp_path: Path) -> None:
     codes = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(codes) == 2
     script = tmp_path / "page.py"
@@ -29,7 +29,7 @@ def test_snippets_run_one_after_the_other(tmp_path: Path) -> None:
     assert len(losses) == 3
 
 
-def test_the_configuration_builds_its_loss() -> None:
+def test_the_configuration_of_the_page_builds_its_loss() -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(Loss, "loss")
@@ -39,6 +39,6 @@ def test_the_configuration_builds_its_loss() -> None:
     )
 
 
-def test_every_loss_and_diagnostic_is_told() -> None:
+def test_the_page_names_every_loss_and_three_diagnostics() -> None:
     assert [name.__name__ for name in LOSSES.values() if f"`{name.__name__}`" not in PAGE] == []
     assert all(f"`{name}`" in PAGE for name in ("clamp_rate", "effective_negatives", "prior"))

@@ -76,7 +76,7 @@ def test_partial_sums_merge_exactly(cuts: tuple[int, ...]) -> None:
 
 
 @table("count", [0, 1, 7, 250, 1000, 5003])
-def test_the_fused_pass_finds_what_the_chunked_one_finds(
+def test_the_fused_pass_equals_the_chunked_pass(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setattr(scan, "CHUNK_LOGITS_CPU", 6 * 1500)  # several chunks, a rest in each
@@ -98,7 +98,9 @@ def test_the_fused_pass_finds_what_the_chunked_one_finds(
 
 
 @table("name", [name for name in RICHEST if name != "cosine"])
-def test_losses_on_the_fused_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_losses_on_the_fused_pass_equal_losses_on_chunks(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     one = case(batch=6, positives=2, negatives=700, dim=16, dtype=torch.float32)
     found = []
     for fits in (True, False):
@@ -115,10 +117,10 @@ def test_losses_on_the_fused_pass(monkeypatch: pytest.MonkeyPatch, name: str) ->
     assert told == pytest.approx(plain_told, rel=1e-3, abs=1e-5)
 
 
-def test_masks_of_the_fused_pass_are_never_floats_of_all_pairs(
+def test_the_fused_pass_makes_no_floating_tensor_of_all_pairs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of 64 x 40,000 pairs no floating tensor holds more than an eighth, with masks or without."""
+    """No floating tensor holds more than an eighth of the pairs, with or without a mask."""
     monkeypatch.setattr(scan, "CHUNK_LOGITS_CPU", 1 << 30)  # all at once, but for the masks
     monkeypatch.setattr(fused, "MASKED", 1 << 18)
     generator = torch.Generator().manual_seed(0)
@@ -144,12 +146,12 @@ class Largest(TorchDispatchMode):
         return found
 
 
-def test_the_fused_pass_is_for_what_its_kernel_takes() -> None:
+def test_the_fused_pass_is_not_used_on_a_cpu() -> None:
     z_BD, negative_ND = torch.zeros(2, 8), torch.zeros(3, 8)
     assert not fused.can_fuse(z_BD, negative_ND)  # on a CPU the chunks are as fast
 
 
-def test_a_kernel_is_tried_before_it_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_with_wrong_sums_or_an_error_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     untried, cpu = fused.sound.__wrapped__, torch.device("cpu")
     assert untried(cpu)
     right = fused._attention
