@@ -91,7 +91,7 @@ def images() -> torch.Tensor:
     return torch.arange(2 * 144, dtype=torch.uint8).reshape(2, 1, 12, 12)
 
 
-def test_an_export_to_a_bucket_is_the_same_as_to_a_folder(
+def test_an_export_to_a_bucket_gives_the_features_of_the_run(
     s3: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected_BF = stream_ssl.load_encoder(run)(images())
@@ -137,7 +137,9 @@ def test_a_sealed_folder_of_another_kind_is_kept(
 
 
 @pytest.mark.parametrize("earlier", [False, True], ids=["first", "over-an-earlier"])
-def test_a_copy_that_failed_is_repeated(s3: Any, run: Path, earlier: bool) -> None:
+def test_an_export_that_failed_is_completed_by_the_same_command(
+    s3: Any, run: Path, earlier: bool
+) -> None:
     command, bucket = [str(run), "--encoder", "s3://box/e", "--no-onnx"], Bucket("s3://box/e")
     if earlier:
         s3.pipe_file("box/e/old.bin", b"of an earlier version")
@@ -161,7 +163,7 @@ def test_a_copy_that_failed_is_repeated(s3: Any, run: Path, earlier: bool) -> No
     assert bucket.names() == bucket.listed()
 
 
-def test_places_that_cannot_be_written_are_named(
+def test_export_names_places_that_cannot_be_written(
     s3: Any, run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cases = {
@@ -183,7 +185,7 @@ def test_places_that_cannot_be_written_are_named(
     assert "pip install 'stream-ssl[s3]'" in caplog.text
 
 
-def test_an_address_is_printed_once_its_files_are_there(
+def test_export_prints_an_address_after_its_files_are_uploaded(
     run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -211,7 +213,7 @@ def test_an_address_is_printed_once_its_files_are_there(
     assert f"MB to {urls[0]}" in caplog.text
 
 
-def test_a_full_disk_at_an_address_is_named(
+def test_the_error_about_a_full_disk_names_the_address(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -247,7 +249,9 @@ def value(metrics: LearnerMetrics, name: str) -> float | None:
 
 
 @pytest.mark.parametrize("protocol", ["s3", "file"])
-def test_copies_are_whole_and_the_newest_stay(s3: Any, tmp_path: Path, protocol: str) -> None:
+def test_copies_of_checkpoints_are_whole_and_the_newest_three_stay(
+    s3: Any, tmp_path: Path, protocol: str
+) -> None:
     place = {"s3": "s3://box/laptop", "file": f"file://{tmp_path}/box/laptop"}[protocol]
     files, root = fsspec.core.url_to_fs(place, use_listings_cache=False)
     copies, metrics = copier(tmp_path, place, [0.0])
@@ -339,7 +343,7 @@ def test_no_copy_goes_to_the_mount_point_of_a_disk_that_is_away(
         assert len(list((nas / "laptop").iterdir())) == 2
 
 
-def test_failures_are_told_once_counted_and_end(
+def test_failed_copies_are_logged_once_and_counted_until_a_copy_succeeds(
     s3: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
@@ -380,7 +384,7 @@ def test_a_restart_keeps_the_copy_that_the_bucket_holds(
     assert s3.cat_file(f"box/laptop/{path.name}/state.json") == (path / "state.json").read_bytes()
 
 
-def test_checkpoints_that_cannot_be_listed_are_a_failure_that_ends(
+def test_a_copy_succeeds_after_checkpoints_could_not_be_listed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copies, metrics = copier(tmp_path, f"file://{tmp_path}/copies", [0.0])
@@ -455,7 +459,7 @@ def test_a_run_learns_without_its_bucket_and_status_says_so(
         assert run.log("run").count("was not copied to s3://box/laptop, training continues") == 1
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def test_copy_settings_reject_wrong_values() -> None:
     cases = {
         "copies.to is 'laptop': give an address": {"to": "laptop"},
         "copies.every_seconds is 0": {"to": "s3://box", "every_seconds": 0},

@@ -73,17 +73,17 @@ def stopped_by(act: Any, after: int) -> Any:
 
 
 def dying(after: int, arguments: list[str]) -> int:
-    """Embed, save after each batch, and die without a word after this many."""
+    """Embed, save after each batch, and end the process after this many batches."""
     embed.SAVE_SECONDS = 0.0
     FeatureFile.append = stopped_by(lambda: os._exit(9), after)  # type: ignore[method-assign]
     return embed.main(arguments)
 
 
 @pytest.mark.parametrize("of", ["features", "embeddings"])
-def test_a_killed_command_ends_as_a_whole_one(
+def test_a_killed_command_continues_to_the_file_of_an_unbroken_command(
     run: Path, photos: Path, tmp_path: Path, of: str
 ) -> None:
-    """The same batches are encoded again, on whose statistics embeddings depend."""
+    """Embeddings depend on the statistics of a batch, so equal batches must be encoded again."""
     whole = tmp_path / "whole.npz"
     assert embed.main(command(run, photos, whole, "--of", of)) == 0
     for number, kills in enumerate(([1], [3], [2, 1, 2], [8])):
@@ -134,7 +134,7 @@ def test_a_signal_saves_the_rows_and_the_result_counts_bad_images_once(
 
 
 @pytest.mark.parametrize("where", ["append", "save", "publish"])
-def test_a_full_disk_is_named_and_the_same_command_continues(
+def test_the_same_command_continues_after_a_full_disk(
     run: Path,
     photos: Path,
     tmp_path: Path,
@@ -192,7 +192,7 @@ def test_unfinished_features_of_other_settings_are_refused(
 
 
 @pytest.mark.parametrize("name", ["state.json", "ids", "labels"])
-def test_damage_to_unfinished_features_is_named_with_the_remedy(
+def test_the_error_about_damaged_unfinished_features_names_the_remedy(
     run: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     out = tmp_path / "features.npz"
@@ -209,7 +209,7 @@ def test_damage_to_unfinished_features_is_named_with_the_remedy(
     assert embed.main(arguments) == 0
 
 
-def test_a_source_of_a_users_own_is_embedded(
+def test_embed_reads_a_source_class_of_the_user(
     run: Path,
     photos: Path,
     tmp_path: Path,
@@ -252,7 +252,7 @@ def test_a_picture_that_is_too_large_for_a_run_is_embedded(
     assert any("large" in name for name in ids)
 
 
-def test_a_source_without_images_leaves_nothing(
+def test_a_source_without_images_leaves_no_file(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -265,7 +265,7 @@ def test_a_source_without_images_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_file_at_the_place_of_the_unfinished_rows_is_named(
+def test_embed_refuses_a_file_at_the_place_of_the_unfinished_rows(
     run: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = feature_file.state_folder(tmp_path / "f.npz")
@@ -275,7 +275,7 @@ def test_a_file_at_the_place_of_the_unfinished_rows_is_named(
     assert folder.read_text() == "mine"
 
 
-def test_progress_is_logged_where_no_terminal_shows_it(
+def test_progress_is_logged_without_a_terminal(
     run: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -286,7 +286,7 @@ def test_progress_is_logged_where_no_terminal_shows_it(
 
 
 def test_rows_that_a_full_disk_left_without_a_state_are_deleted(tmp_path: Path) -> None:
-    """They would keep the disk full, and no command could continue from them."""
+    """The rows would keep the disk full, and no command could continue from them."""
     out = tmp_path / "f.npz"
     folder = feature_file.state_folder(out)
     folder.mkdir()

@@ -62,7 +62,7 @@ def content(folder: Path) -> dict[str, bytes]:
         ("moco", "embeddings"),
     ],
 )
-def test_run_checkpoint_and_export_give_what_the_method_gives(
+def test_run_checkpoint_and_export_give_the_output_of_the_method(
     tmp_path: Path, method: str, of: str
 ) -> None:
     (checkpoint,) = write_run(tmp_path / "run", method=METHODS[method])
@@ -89,7 +89,7 @@ def test_run_checkpoint_and_export_give_what_the_method_gives(
     assert torch.equal(view_BF, stream_ssl.load_encoder(checkpoint, of).view(images()))  # type: ignore[arg-type]
 
 
-def test_onnx_gives_the_same(run: Path, exported: Path) -> None:
+def test_the_onnx_model_gives_the_features_of_the_encoder(run: Path, exported: Path) -> None:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(exported / "encoder.onnx")
@@ -101,7 +101,9 @@ def test_onnx_gives_the_same(run: Path, exported: Path) -> None:
         assert np.abs(found_BF - expected_BF).max() <= 1e-4 * np.abs(expected_BF).max()
 
 
-def test_an_encoder_that_gives_only_zeros_is_written_too(run: Path, tmp_path: Path) -> None:
+def test_write_onnx_accepts_an_encoder_of_zeros_and_returns_nan_for_nan_weights(
+    run: Path, tmp_path: Path
+) -> None:
     encoder = stream_ssl.load_encoder(run)
     with torch.no_grad():
         for weight in encoder.parameters():
@@ -114,7 +116,9 @@ def test_an_encoder_that_gives_only_zeros_is_written_too(run: Path, tmp_path: Pa
     assert math.isnan(exporting.write_onnx(encoder, file))
 
 
-def test_an_encoder_that_torch_cannot_export_is_refused_in_words(run: Path, tmp_path: Path) -> None:
+def test_the_error_about_an_encoder_that_torch_cannot_export_names_the_remedy(
+    run: Path, tmp_path: Path
+) -> None:
     encoder = stream_ssl.load_encoder(run)
     forward = encoder.forward
     encoder.forward = lambda x: forward(x) if int(x.sum()) > 9 else forward(x) + 1  # type: ignore[method-assign]
@@ -122,7 +126,7 @@ def test_an_encoder_that_torch_cannot_export_is_refused_in_words(run: Path, tmp_
         exporting.write_onnx(encoder, tmp_path / "encoder.onnx")
 
 
-def test_other_than_a_batch_of_its_images_is_refused_in_words(run: Path) -> None:
+def test_an_encoder_of_images_rejects_other_inputs(run: Path) -> None:
     encoder = stream_ssl.load_encoder(run)
     for wrong in (images().numpy(), images()[0], images().permute(0, 2, 3, 1), "photo.png"):
         with pytest.raises(ValueError, match=r"a uint8 tensor \[B, 1, H, W\], such as torch.stack"):
@@ -131,7 +135,7 @@ def test_other_than_a_batch_of_its_images_is_refused_in_words(run: Path) -> None
         encoder(images() / 255)
 
 
-def test_other_than_a_batch_of_its_vectors_is_refused_in_words(tmp_path: Path) -> None:
+def test_an_encoder_of_vectors_rejects_other_inputs(tmp_path: Path) -> None:
     write_run(tmp_path / "run", vectors={"dim": 8, "widths": [16]})
     encoder = stream_ssl.load_encoder(tmp_path / "run")
     rows_BD = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
@@ -143,7 +147,7 @@ def test_other_than_a_batch_of_its_vectors_is_refused_in_words(tmp_path: Path) -
             encoder(wrong)
 
 
-def test_what_an_export_says_of_itself(
+def test_an_export_describes_its_step_its_output_and_its_normalisation(
     run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sorted(content(exported)) == sorted([*MADE, "encoder.onnx"])
@@ -159,10 +163,10 @@ def test_what_an_export_says_of_itself(
         stream_ssl.load_encoder(place, of="features")
 
 
-def test_an_encoder_from_before_the_first_update_is_told(
+def test_export_warns_of_an_encoder_from_before_the_first_update(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By every command that loads it; one that was trained is not."""
+    """A trained encoder causes no warning."""
     (checkpoint,) = write_run(tmp_path / "run")
     stored = json.loads((checkpoint / "state.json").read_text())
     place = ["--encoder", str(tmp_path / "encoder"), "--no-onnx"]
@@ -176,7 +180,7 @@ def test_an_encoder_from_before_the_first_update_is_told(
         assert caplog.text.count("Take a later checkpoint") == warnings
 
 
-def test_exporting_again_replaces_what_an_export_wrote(
+def test_exporting_again_replaces_the_files_of_the_earlier_export(
     run: Path, exported: Path, tmp_path: Path
 ) -> None:
     arguments = [str(run), "--encoder", str(tmp_path / "e"), "--memory", str(tmp_path / "m")]
@@ -191,10 +195,10 @@ def test_exporting_again_replaces_what_an_export_wrote(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e", "m"]
 
 
-def test_an_export_is_there_while_the_one_before_is_removed(
+def test_the_new_export_is_in_place_while_the_old_one_is_removed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A memory of many shards takes long to remove, and a kill meanwhile left neither."""
+    """A memory of many shards takes long to remove. A kill meanwhile must leave an export."""
     place, remove, there = tmp_path / "memory", shutil.rmtree, []
     assert export.main([str(run), "--memory", str(place)]) == 0
 
@@ -223,8 +227,10 @@ def test_onnx_that_differs_is_an_error_and_replaces_nothing(
     assert content(exported) == before
 
 
-def test_a_run_whose_files_are_gone_is_loaded(tmp_path: Path) -> None:
-    """The memory and its descriptor's weights are the learner's, and not the encoder's."""
+def test_an_encoder_is_loaded_although_the_weights_of_the_descriptor_are_gone(
+    tmp_path: Path,
+) -> None:
+    """The encoder needs neither the memory nor the weights of the memory's descriptor."""
     weights = tmp_path / "weights.safetensors"
     encoder = {"class_path": "torch.nn.Flatten"}
     save_file({}, weights)
@@ -253,7 +259,7 @@ def read_shards(folder: Path) -> tuple[list[dict[str, Any]], np.ndarray]:
     return rows, np.stack(pixels)
 
 
-def test_the_memory_is_written_as_the_checkpoint_holds_it(
+def test_the_exported_memory_equals_the_memory_of_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
@@ -324,7 +330,7 @@ def test_an_empty_memory_is_written_with_a_warning(
 # -- Features of other images
 
 
-def test_embedding_is_what_the_encoder_gives(
+def test_embed_writes_the_output_of_the_encoder(
     run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--data", "synthetic", "--source.count", "70", "--source.size", "9"]
@@ -347,7 +353,7 @@ def test_embedding_is_what_the_encoder_gives(
             assert found["labels"].tolist() == [sample.label for sample in samples]
 
 
-def test_embedding_leaves_out_damaged_images(
+def test_embed_leaves_out_damaged_images(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "class").mkdir()
@@ -449,7 +455,7 @@ def test_a_folder_with_a_manifest_of_another_program_is_refused(
     assert "contains encoder.json, which no export has written" in caplog.text
 
 
-def test_without_the_extra_onnx_is_refused_before_anything_is_written(
+def test_export_of_onnx_without_its_extra_is_refused_before_a_file_is_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -487,7 +493,7 @@ def test_originals_are_exported_one_at_a_time(
     assert not (tmp_path / "none.tar").exists()
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+def test_load_encoder_falls_back_from_a_damaged_checkpoint_to_the_one_before(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(run, tmp_path / "run", symlinks=True)
@@ -510,7 +516,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 
 
 @pytest.mark.parametrize("meanwhile", ["model_of", "checkpoint_damage"])
-def test_a_checkpoint_that_the_learner_removes_gives_way_to_its_next(
+def test_load_encoder_takes_the_next_checkpoint_if_the_learner_removes_the_newest(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     """With checkpoints.keep at 1 the newest is gone as soon as there is another."""
@@ -548,7 +554,7 @@ def test_a_checkpoint_that_the_learner_removes_gives_way_to_its_next(
         (["--device", "cuda:99"], 2, "try --device cpu"),
     ],
 )
-def test_what_embed_refuses(
+def test_embed_rejects_wrong_options(
     run: Path, arguments: list[str], status: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = ["--data", "synthetic", "--source.count", "20"]
@@ -559,10 +565,10 @@ def test_what_embed_refuses(
 # -- The page
 
 
-def test_what_the_page_shows_runs(
+def test_the_commands_and_snippets_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its commands, then its snippets one after the other."""
+    """The commands run first, then the snippets one after the other."""
     page = (Path(__file__).parents[2] / "docs" / "encoder.md").read_text()
     write_run(tmp_path / "runs" / "laptop", held=40)
     for name, shade in (("cats", 60), ("dogs", 180)):
@@ -602,7 +608,7 @@ def test_a_second_export_of_a_folder_is_refused_while_the_first_one_writes(
     assert sorted(content(place)) == MADE
 
 
-def test_what_a_killed_export_left_is_replaced(run: Path, tmp_path: Path) -> None:
+def test_the_files_of_a_killed_export_are_replaced(run: Path, tmp_path: Path) -> None:
     left = tmp_path / ".incomplete-encoder"
     left.mkdir()
     (left / "encoder.onnx").write_bytes(b"half")
@@ -618,7 +624,7 @@ def test_what_a_killed_export_left_is_replaced(run: Path, tmp_path: Path) -> Non
         (OSError("8192 requested and 4096 written"), "--memory"),  # by numpy
     ],
 )
-def test_a_full_disk_is_named_with_its_option(
+def test_the_error_about_a_full_disk_names_the_option(
     run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

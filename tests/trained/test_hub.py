@@ -115,7 +115,9 @@ def test_transformers_gives_the_features_of_load_encoder(
     assert told == pytest.approx([(0.2 - m) / 0.25 for m in (0.4, 0.5, 0.6)])
 
 
-def test_only_what_transformers_lacks_brings_code(runs: dict[str, Path]) -> None:
+def test_an_export_contains_code_only_for_a_network_that_transformers_lacks(
+    runs: dict[str, Path],
+) -> None:
     files = {
         name: {one.name for one in (folder / "hub").iterdir()} for name, folder in runs.items()
     }
@@ -165,7 +167,7 @@ def test_names_from_producers_are_no_markdown_of_the_model_card(runs: dict[str, 
     assert line in text.splitlines()
 
 
-def test_large_labels_take_no_memory(runs: dict[str, Path]) -> None:
+def test_the_accuracy_on_the_memory_takes_no_room_for_large_labels(runs: dict[str, Path]) -> None:
     encoder = stream_ssl.load_encoder(runs["own"] / "run")
     (checkpoint,) = (runs["own"] / "run" / "checkpoints").glob("step-*")
     columns = part(upgraded(memory_of(checkpoint)), "columns")
@@ -180,7 +182,9 @@ def test_large_labels_take_no_memory(runs: dict[str, Path]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, limit)
 
 
-def test_other_networks_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_hub_export_refuses_networks_other_than_resnets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = {"model": "torchvision.models.mobilenet_v2", "head": "classifier"}
     write_run(tmp_path / "run", decoder={"size": 32, "channels": 3}, encoder=model)
     assert export.main([str(tmp_path / "run"), "--hub", str(tmp_path / "hub")]) == 2
@@ -230,6 +234,6 @@ def test_an_export_is_replaced_and_files_of_others_are_kept(
     assert "contains notes.txt, which no export has written" in caplog.text
 
 
-def test_the_shape_of_a_network(runs: dict[str, Path]) -> None:
+def test_shape_of_returns_the_settings_of_the_network(runs: dict[str, Path]) -> None:
     found = shape_of(stream_ssl.load_encoder(runs["native"] / "run"))
     assert found == RUNS["native"]["encoder"] | {"channels": 3}

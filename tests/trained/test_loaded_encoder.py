@@ -18,7 +18,9 @@ from stream_ssl.feed.decode import Decoder, checked
 from stream_ssl.pictures import png
 
 
-def test_an_image_becomes_what_the_learner_would_see(exported: Path, tmp_path: Path) -> None:
+def test_preprocess_returns_the_pixels_that_the_learner_would_see(
+    exported: Path, tmp_path: Path
+) -> None:
     encoder = stream_ssl.load_encoder(exported)
     colour_HWC = np.random.default_rng(0).integers(0, 256, (30, 20, 3), np.uint8)
     file = tmp_path / "image.png"
@@ -47,7 +49,7 @@ def test_an_image_becomes_what_the_learner_would_see(exported: Path, tmp_path: P
         encoder.preprocess(png(np.zeros((6000, 4000, 1), np.uint8), level=9))
 
 
-def test_it_can_be_trained_on_and_draws_no_random_numbers(run: Path, exported: Path) -> None:
+def test_a_loaded_encoder_trains_and_draws_no_random_numbers(run: Path, exported: Path) -> None:
     torch.manual_seed(123)
     before = torch.get_rng_state()
     for place in (run, exported):
@@ -67,7 +69,7 @@ def test_a_model_that_trains_does_not_change_a_frozen_encoder(run: Path) -> None
     assert torch.equal(encoder(images()), expected_BF)
 
 
-def test_torch_saves_it_whole(run: Path) -> None:
+def test_torch_saves_and_loads_a_whole_encoder(run: Path) -> None:
     encoder, file = stream_ssl.load_encoder(run), io.BytesIO()
     torch.save(encoder, file)  # noqa: TID251 - as users save their modules
     file.seek(0)
@@ -77,7 +79,7 @@ def test_torch_saves_it_whole(run: Path) -> None:
 
 @table("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("network", ["the shipped ResNet", "encoder.model"])
-def test_it_computes_in_half_precision(
+def test_a_loaded_encoder_computes_in_half_precision(
     network: str, run: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     if network == "encoder.model":
@@ -94,7 +96,9 @@ def test_it_computes_in_half_precision(
             assert (found[1] - found[0]).abs().max() < 0.05 * found[0].abs().max()
 
 
-def test_the_defaults_of_torch_change_nothing(run: Path, exported: Path) -> None:
+def test_the_default_dtype_and_device_of_torch_do_not_change_an_encoder(
+    run: Path, exported: Path
+) -> None:
     image_BCHW = images()
     for place in (run, exported):
         expected_BF = stream_ssl.load_encoder(place)(image_BCHW)

@@ -17,7 +17,9 @@ from stream_ssl.durable import seal
 from stream_ssl.trained import encoder as encoders
 
 
-def test_what_load_encoder_refuses(run: Path, exported: Path, tmp_path: Path) -> None:
+def test_load_encoder_refuses_missing_damaged_and_misconfigured_encoders(
+    run: Path, exported: Path, tmp_path: Path
+) -> None:
     with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*nowhere"):
         stream_ssl.load_encoder(tmp_path / "nowhere")
     with pytest.raises(ValueError, match='choose "features" or "embeddings"'):
@@ -41,7 +43,7 @@ def test_what_load_encoder_refuses(run: Path, exported: Path, tmp_path: Path) ->
 
 
 def test_weights_of_another_network_are_refused(run: Path, exported: Path, tmp_path: Path) -> None:
-    """As after a change to the user's own network."""
+    """A change to the user's own network has this effect."""
     for place, name in ((run / "checkpoints" / "latest", "state.json"), (exported, "encoder.json")):
         copy = tmp_path / name
         shutil.copytree(place, copy)
@@ -78,7 +80,7 @@ def described(exported: Path, folder: Path, **changes: Any) -> Path:
     ],
     ids=["width", "projector", "projector's type", "vectors' type", "statistics", "size"],
 )
-def test_what_an_export_claims_is_checked_before_it_takes_memory(
+def test_the_claims_of_an_export_are_checked_before_memory_is_allocated(
     exported: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     copy = described(exported, tmp_path / "copy", **changes)

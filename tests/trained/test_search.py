@@ -59,7 +59,7 @@ def printed(text: str) -> list[list[str]]:
     return [re.split(r" {2,}", line) for line in lines[1:]]
 
 
-def test_the_table_is_a_sorted_list_of_cosines(
+def test_the_table_lists_the_nearest_slots_by_falling_cosine(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = load_file(run / "checkpoints" / "latest" / "memory.safetensors")
@@ -96,7 +96,7 @@ def test_a_held_picture_is_found_by_its_descriptor(
     assert sorted(int(row[1]) for row in rows) == list(range(16))
 
 
-def test_the_default_compares_embeddings_and_features(
+def test_a_search_by_the_default_descriptor_compares_embeddings_and_features(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = picture_of(run, 7, tmp_path)
@@ -148,7 +148,7 @@ def test_a_held_picture_is_found_though_its_embedding_is_old(
         assert printed(capsys.readouterr().out)[0][:2] == ["1.0000", str(slot)]
 
 
-def test_an_embedding_of_a_batch_is_made_beside_images_of_the_memory(
+def test_a_query_by_batch_statistics_is_encoded_with_images_of_the_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "run", held=40)
@@ -312,7 +312,9 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], list[str]], int, str]] = {
 
 
 @table("case", REFUSED)
-def test_refusals(case: str, run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_search_refuses_wrong_runs_pictures_and_options(
+    case: str, run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     work = tmp_path / case
     shutil.copytree(run, work / "run", symlinks=True)
     image = picture_of(run, 0, work)
@@ -347,7 +349,7 @@ def test_a_run_of_another_user_is_refused_by_each_command(
         assert message in caplog.text
 
 
-def test_a_private_file_of_a_checkpoint_is_named(
+def test_the_error_about_a_private_file_of_a_checkpoint_names_the_file(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(path: Path, *_: object) -> None:  # root may read all files
@@ -360,7 +362,7 @@ def test_a_private_file_of_a_checkpoint_is_named(
         stream_ssl.load_encoder(run)
 
 
-def test_a_folder_that_may_not_be_entered_is_named(tmp_path: Path) -> None:
+def test_unreadable_folder_names_a_run_in_a_folder_that_may_not_be_entered(tmp_path: Path) -> None:
     above = tmp_path / "home"
     (above / "run").mkdir(parents=True)
     assert unreadable_folder(above / "run") is None
@@ -411,7 +413,9 @@ def test_columns_that_do_not_fit_together_are_refused_by_each_command(
 
 
 @table("mode", ["L", "RGB", "RGBA", "P", "LA", "CMYK"])
-def test_any_number_of_channels_is_accepted(mode: str, run: Path, tmp_path: Path) -> None:
+def test_search_accepts_pictures_of_any_number_of_channels(
+    mode: str, run: Path, tmp_path: Path
+) -> None:
     file = tmp_path / f"{mode}.{'jpg' if mode == 'CMYK' else 'png'}"
     Image.new(mode, (30, 20), 1).save(file)
     assert search.main([str(run), str(file)]) == 0
@@ -420,7 +424,7 @@ def test_any_number_of_channels_is_accepted(mode: str, run: Path, tmp_path: Path
 def test_descriptors_whose_weights_differ_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As those of a network from a package that this machine lacks."""
+    """A network from a package that this machine lacks has this effect."""
     encoder = {"class_path": "torch.nn.Flatten"}
     frozen = {
         "class_path": "stream_ssl.memory.descriptors.Frozen",
