@@ -115,7 +115,7 @@ RICHEST = (
 
 
 class Known(NamedTuple):
-    """What a case's labels and memory say."""
+    """The pairs of one class and the priors of a case."""
 
     same_BN: Tensor
     prior_B: Tensor
