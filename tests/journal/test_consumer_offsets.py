@@ -1,4 +1,4 @@
-"""The learner's positions in a file: replaced atomically, and no failure to read one raises."""
+"""The learner's positions in a file that is replaced atomically. A failed read raises no error."""
 
 import json
 import threading
@@ -8,11 +8,11 @@ import pytest
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets, Positions
 
 
-def test_without_a_file_everything_is_still_needed(tmp_path):
+def test_positions_start_at_1_when_the_file_is_missing(tmp_path):
     assert ConsumerOffsets(tmp_path / "none").load() == Positions(read=1, checkpointed=1)
 
 
-def test_what_is_published_is_loaded_by_others(tmp_path):
+def test_another_object_loads_the_published_positions(tmp_path):
     reader = ConsumerOffsets(tmp_path / "run")
     writer = ConsumerOffsets(tmp_path / "run")
     for read, durable in ((1, 1), (9, 4), (9, 9), (3, 2)):  # a resumed learner goes back
@@ -20,14 +20,14 @@ def test_what_is_published_is_loaded_by_others(tmp_path):
         assert reader.load() == writer.load() == Positions(read, durable)
 
 
-def test_positions_that_make_no_sense_are_refused(tmp_path):
+def test_publish_refuses_positions_that_are_out_of_order(tmp_path):
     for read, checkpointed in ((0, 0), (5, 0), (4, 5), (-1, -2)):
         with pytest.raises(ValueError, match="1 <= checkpointed <= read"):
             ConsumerOffsets(tmp_path).publish(read, checkpointed)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_without_the_file_is_named(tmp_path, monkeypatch):
+def test_publish_raises_the_error_of_a_full_disk_when_no_file_exists(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device", "cursor.json.part")
 
@@ -36,7 +36,7 @@ def test_a_full_disk_without_the_file_is_named(tmp_path, monkeypatch):
         ConsumerOffsets(tmp_path).publish(7, 5)
 
 
-def test_a_file_that_could_not_be_opened_is_read_at_the_next_look(tmp_path, monkeypatch, caplog):
+def test_load_reads_the_file_again_after_a_failed_open(tmp_path, monkeypatch, caplog):
     offsets = ConsumerOffsets(tmp_path)
     offsets.publish(7, 5)
 
@@ -54,7 +54,7 @@ def test_a_file_that_could_not_be_opened_is_read_at_the_next_look(tmp_path, monk
 HUGE = '{"read": 8, "durable": 8, "checkpoint": 1e308}'
 
 
-def test_a_damaged_file_leaves_the_positions_as_they_were(tmp_path, caplog):
+def test_load_keeps_the_last_positions_when_the_file_is_damaged(tmp_path, caplog):
     offsets = ConsumerOffsets(tmp_path)
     for content in ("", "{", "[]", '{"read": 5}', '{"read": 2, "durable": 7}', HUGE):
         offsets.publish(7, 5)
@@ -68,7 +68,7 @@ def test_a_damaged_file_leaves_the_positions_as_they_were(tmp_path, caplog):
         assert offsets.load() == Positions(8, 5)
 
 
-def test_the_file_of_an_earlier_version_is_read(tmp_path):
+def test_load_reads_the_file_of_an_earlier_version(tmp_path):
     (tmp_path / "cursor.json").write_text('{"read": 9, "durable": 4}'.ljust(64))
     assert ConsumerOffsets(tmp_path).load() == Positions(read=9, checkpointed=4)
 
@@ -94,7 +94,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["cursor.json"]
 
 
-def test_the_receiver_tells_that_the_journal_is_full(tmp_path):
+def test_the_receiver_tells_the_learner_that_the_journal_is_full(tmp_path):
     receiver, learner = ConsumerOffsets(tmp_path), ConsumerOffsets(tmp_path)
     assert not learner.journal_full
     receiver.set_journal_full(True)
@@ -107,8 +107,8 @@ def test_the_receiver_tells_that_the_journal_is_full(tmp_path):
     ConsumerOffsets(tmp_path / "gone").set_journal_full(True)  # logged, and tried again later
 
 
-def test_a_folder_that_cannot_be_entered_says_nothing_of_the_journal(tmp_path, caplog):
-    """The receiver asks several times a second, and must not end."""
+def test_a_folder_that_cannot_be_opened_is_logged_and_raises_no_error(tmp_path, caplog):
+    """The receiver reads these values several times a second, and must not end."""
     offsets = ConsumerOffsets(tmp_path / ("x" * 300))
     assert not offsets.journal_full
     offsets.set_journal_full(True)

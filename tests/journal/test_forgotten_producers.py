@@ -1,4 +1,4 @@
-"""When a journal forgets a producer: after a long idle time, by no clock that is set."""
+"""A journal forgets a producer after a long idle time. A change of the clock has no effect."""
 
 import time
 from contextlib import closing
@@ -14,8 +14,8 @@ from stream_ssl.journal.segment import JournalEntry, ProducerState, list_segment
 MIB = 1 << 20
 
 
-def test_trimming_all_after_a_restart_forgets_no_producer(tmp_path):
-    """Else what was acknowledged would be asked for again, and learned twice."""
+def test_a_trim_of_all_records_after_a_restart_forgets_no_producer(tmp_path):
+    """Otherwise the producer would send acknowledged samples again."""
     with closing(Journal(tmp_path)) as journal:
         journal.append([entry(1)])
     for _ in range(2):
@@ -24,8 +24,8 @@ def test_trimming_all_after_a_restart_forgets_no_producer(tmp_path):
             assert journal.state("robot/1") == ProducerState(1, ["file", 1])
 
 
-def test_a_clock_that_is_set_makes_no_producer_idle(tmp_path, monkeypatch):
-    """As on a machine that starts in 1970 and learns the time once it has a network."""
+def test_a_change_of_the_clock_makes_no_producer_idle(tmp_path, monkeypatch):
+    """A machine may start in 1970 and learn the time once it has a network."""
     clock = [1000.0]
     monkeypatch.setattr(time, "time", lambda: clock[0])
     with closing(Journal(tmp_path, budget=MIB)) as journal:
@@ -41,7 +41,7 @@ def test_a_clock_that_is_set_makes_no_producer_idle(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("jump", [40 * 86_400.0, -40 * 86_400.0])
-def test_restarts_with_another_clock_forget_no_producer(tmp_path, monkeypatch, jump):
+def test_restarts_after_a_change_of_the_clock_forget_no_producer(tmp_path, monkeypatch, jump):
     wall = [1.8e9]
     monkeypatch.setattr(time, "time", lambda: wall[0])
     with closing(Journal(tmp_path)) as journal:
@@ -53,7 +53,7 @@ def test_restarts_with_another_clock_forget_no_producer(tmp_path, monkeypatch, j
             assert journal.state("camera") == ProducerState(7, ["file", 7])
 
 
-def test_format_2_is_read_and_says_nothing_of_idle_time(tmp_path, monkeypatch):
+def test_a_journal_keeps_producers_of_format_2_whose_idle_time_is_unknown(tmp_path, monkeypatch):
     monkeypatch.setattr(
         ProducerState, "pack", lambda state, _: msgpack.packb((*pair(state), 1.6e9))
     )
@@ -73,7 +73,7 @@ def pair(state):
     return state.sequence, state.resume_token
 
 
-def test_a_name_long_idle_is_forgotten_for_good_when_a_segment_begins(tmp_path, monkeypatch):
+def test_a_new_segment_forgets_a_producer_that_was_idle_for_long(tmp_path, monkeypatch):
     """Idle time adds up over runs of the receiver, and only while the receiver runs."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -96,7 +96,7 @@ def test_a_name_long_idle_is_forgotten_for_good_when_a_segment_begins(tmp_path, 
 
 
 def test_a_connected_producer_is_not_forgotten(tmp_path, monkeypatch):
-    """Such as a camera that sends only what moves, and whose source goes on by its position."""
+    """A camera may send an image only when something moves."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with closing(Journal(tmp_path)) as journal:

@@ -1,4 +1,4 @@
-"""Tests of the journal: against a dict, within its budget, and with a reader beside it."""
+"""The journal returns its records, stays within its budget, and serves readers meanwhile."""
 
 import errno
 import fcntl
@@ -49,7 +49,7 @@ def memory_path():
 
 
 def fill(journal, sequence=1, size=9000):
-    """Appends until the journal is full; returns the next sequence."""
+    """Append entries until the journal is full, and return the next sequence."""
     while True:
         try:
             journal.append([entry(sequence, size)])
@@ -92,7 +92,7 @@ def test_a_reopened_journal_returns_the_appended_packets(tmp_path):
     journal.close()
 
 
-def test_a_reader_may_come_before_the_journal(tmp_path):
+def test_a_reader_can_open_a_folder_before_the_journal_exists(tmp_path):
     reader = JournalReader(tmp_path / "journal")
     assert (reader.read(1), reader.first, reader.last) == ([], 1, 0)
     with pytest.raises(ValueError, match="positions start at 1"):
@@ -121,7 +121,7 @@ def test_an_advance_moves_the_sequence_but_makes_no_record(tmp_path):
     journal.close()
 
 
-def test_sequences_only_grow(tmp_path):
+def test_append_refuses_a_sequence_that_does_not_grow(tmp_path):
     journal = Journal(tmp_path)
     journal.append([entry(5)])
     with pytest.raises(ValueError, match="sequence 5 after 5"):
@@ -132,7 +132,7 @@ def test_sequences_only_grow(tmp_path):
     journal.close()
 
 
-def test_a_full_journal_says_so_and_takes_more_after_a_trim(memory_path):
+def test_a_full_journal_raises_and_accepts_entries_after_a_trim(memory_path):
     journal = Journal(memory_path, budget=MIB)
     sequence = fill(journal)
     assert journal.bytes <= MIB
@@ -151,7 +151,7 @@ def test_a_full_journal_says_so_and_takes_more_after_a_trim(memory_path):
     journal.close()
 
 
-def test_many_times_the_budget_pass_through_without_the_files_growing(memory_path):
+def test_a_trimmed_journal_stays_within_its_budget_while_records_pass_through(memory_path):
     journal = Journal(memory_path, budget=MIB)
     largest = 0
     for n in range(1, 1001, 10):
@@ -179,7 +179,7 @@ def test_bytes_after_counts_headers_and_payloads(memory_path):
     journal.close()
 
 
-def test_a_trim_deletes_the_segments_that_lie_wholly_below(memory_path):
+def test_a_trim_deletes_only_segments_wholly_below_its_position(memory_path):
     with closing(Journal(memory_path, budget=8 * MIB, segment_bytes=SEGMENT)) as journal:
         for n in range(1, 101):
             journal.append([entry(n, 9000)])
@@ -189,7 +189,7 @@ def test_a_trim_deletes_the_segments_that_lie_wholly_below(memory_path):
             assert journal.first == oldest == list_segments(memory_path)[0][0]
 
 
-def test_positions_can_skip_ahead(tmp_path):
+def test_skip_to_moves_the_next_position_forward_and_never_back(tmp_path):
     journal = Journal(tmp_path)
     journal.skip_to(500)
     assert (journal.first, journal.last) == (500, 499)
@@ -206,7 +206,7 @@ def test_positions_can_skip_ahead(tmp_path):
     journal.close()
 
 
-def test_a_journal_keeps_an_id_of_its_own(tmp_path):
+def test_a_journal_keeps_its_id_when_it_is_opened_again(tmp_path):
     def identified(path, known=None):
         with closing(Journal(path)) as journal:
             journal.identify(known)
@@ -228,8 +228,8 @@ def test_a_journal_keeps_an_id_of_its_own(tmp_path):
     assert identified(path) is None
 
 
-def test_a_journal_may_be_a_link_to_another_disk(tmp_path):
-    """Only its own files there are written and deleted, and the folder keeps its mode."""
+def test_a_journal_folder_may_be_a_link_to_another_folder(tmp_path):
+    """The journal writes and deletes only its own files there, and the folder keeps its mode."""
     other = tmp_path / "disk"
     other.mkdir(mode=0o755)
     (other / "theirs").write_text("kept")
@@ -250,7 +250,7 @@ def test_a_second_writer_is_refused(tmp_path):
     Journal(tmp_path).close()
 
 
-def test_a_folder_without_locks_is_refused(tmp_path, monkeypatch):
+def test_a_journal_refuses_a_folder_that_cannot_be_locked(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -259,7 +259,7 @@ def test_a_folder_without_locks_is_refused(tmp_path, monkeypatch):
         Journal(tmp_path)
 
 
-def test_a_process_of_the_same_id_in_another_container_is_no_damage(tmp_path):
+def test_a_reader_reports_that_another_container_uses_its_process_id(tmp_path):
     """LMDB locks the byte with the number of a reader's process. Here, all bytes are locked."""
     with closing(Journal(tmp_path)) as journal:
         journal.append([entry(1)])
@@ -272,7 +272,9 @@ def test_a_process_of_the_same_id_in_another_container_is_no_damage(tmp_path):
     assert len(JournalReader(tmp_path).read(1)) == 1
 
 
-def test_a_lag_that_cannot_be_read_counts_as_the_whole_journal(tmp_path, monkeypatch, caplog):
+def test_bytes_after_counts_the_whole_journal_when_a_segment_cannot_be_read(
+    tmp_path, monkeypatch, caplog
+):
     """A receiver continues, because the packets on its disk are durable all the same."""
 
     def no_descriptors(*_):
@@ -285,7 +287,7 @@ def test_a_lag_that_cannot_be_read_counts_as_the_whole_journal(tmp_path, monkeyp
         assert "Too many open files" in caplog.text
 
 
-def test_a_newer_format_is_refused_clearly(tmp_path):
+def test_a_journal_refuses_a_newer_format(tmp_path):
     journal = Journal(tmp_path)
     journal.append([entry(1)])
     journal.close()
@@ -298,7 +300,7 @@ def test_a_newer_format_is_refused_clearly(tmp_path):
         Journal(tmp_path)
 
 
-def test_a_file_in_the_place_of_the_journal_is_named(tmp_path):
+def test_an_error_names_the_file_in_the_place_of_the_journal(tmp_path):
     (tmp_path / "file").write_text("not a journal")
     for path in (tmp_path / "file", tmp_path / "file" / "journal"):
         with pytest.raises(JournalError, match=f"journal {path}: "):
@@ -306,13 +308,13 @@ def test_a_file_in_the_place_of_the_journal_is_named(tmp_path):
     assert (tmp_path / "file").read_text() == "not a journal"
 
 
-def test_budgets_that_make_no_sense_are_refused(tmp_path):
+def test_a_journal_refuses_budgets_and_segments_of_wrong_sizes(tmp_path):
     for budget, segment in ((1000, None), (MIB, 1000), (MIB, MIB)):
         with pytest.raises(ValueError, match=r"must (be at least|lie between)"):
             Journal(tmp_path, budget=budget, segment_bytes=segment)
 
 
-def test_the_bytes_on_disk_are_those_of_earlier_versions():
+def test_records_and_states_have_the_same_bytes_as_in_earlier_versions():
     golden = (
         "53534a31d3ea484f0000000000000007000000000000000a00000000000000033ff80000000000005a40760000070000"
         "000400000004726f626f742f3168656164626f6479"
@@ -367,7 +369,7 @@ for line in sys.stdin:
 """
 
 
-def test_a_reader_in_another_process_follows_writer_and_trims(memory_path):
+def test_a_reader_in_another_process_follows_the_writer_through_trims(memory_path):
     journal = Journal(memory_path, budget=MIB, segment_bytes=SEGMENT)
     command = [sys.executable, "-c", READER, str(memory_path)]
     reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -389,7 +391,7 @@ def test_a_reader_in_another_process_follows_writer_and_trims(memory_path):
     journal.close()
 
 
-def test_readers_in_threads_and_the_writer_never_wait_for_each_other(memory_path):
+def test_readers_in_threads_follow_the_writer(memory_path):
     journal = Journal(memory_path, budget=8 * MIB, segment_bytes=SEGMENT)
     journal.append([entry(1)])
     seen = [0, 0]
@@ -414,7 +416,7 @@ def test_readers_in_threads_and_the_writer_never_wait_for_each_other(memory_path
     journal.close()
 
 
-def test_slots_of_readers_that_died_are_cleared(tmp_path):
+def test_clear_readers_frees_the_slot_of_a_killed_reader(tmp_path):
     journal = Journal(tmp_path)
     journal.append([entry(1)])
     hold = (
@@ -543,7 +545,7 @@ def far(producer, sequence):
     return JournalEntry(producer, sequence, "x" * 4000, 1.5, b"header", b"payload")
 
 
-def test_a_smaller_budget_than_the_newest_segment_leaves_room(memory_path, caplog):
+def test_a_budget_below_the_newest_segment_leaves_room_for_new_records(memory_path, caplog):
     """The newest segment can be deleted only after newer records exist."""
     with closing(Journal(memory_path, budget=64 * MIB)) as journal:
         for sequence in range(1, 6):
@@ -582,7 +584,7 @@ def test_producer_states_count_against_the_budget(memory_path):
         assert journal.bytes <= budget
 
 
-def test_the_states_of_new_producers_count_before_they_are_written(memory_path):
+def test_the_states_of_new_producers_count_against_the_budget_before_they_are_written(memory_path):
     with closing(Journal(memory_path, budget=MIB)) as journal:
         with pytest.raises(JournalFull):
             journal.append([far(f"robot/{n}", 1) for n in range(300)])
@@ -590,7 +592,7 @@ def test_the_states_of_new_producers_count_before_they_are_written(memory_path):
         assert journal.bytes <= MIB
 
 
-def test_a_journal_that_was_trimmed_empty_has_no_bytes_left_to_read(memory_path):
+def test_bytes_after_is_zero_when_a_trim_removed_every_record(memory_path):
     with closing(Journal(memory_path)) as journal:
         journal.append([entry(1)])
     with closing(Journal(memory_path)) as journal:
@@ -600,7 +602,7 @@ def test_a_journal_that_was_trimmed_empty_has_no_bytes_left_to_read(memory_path)
         assert journal.bytes_after(1) == 0
 
 
-def test_groups_of_any_sizes_never_exceed_the_budget(memory_path):
+def test_groups_of_random_sizes_never_exceed_the_budget(memory_path):
     """The largest group rarely begins a segment just when little room is left."""
     draw, sequence = random.Random(0), 0
     with closing(Journal(memory_path, budget=MIB, segment_bytes=SEGMENT, check=False)) as journal:
@@ -632,7 +634,7 @@ def test_producer_states_leave_room_to_begin_a_segment(memory_path):
             assert journal.bytes <= 8 * MIB
 
 
-def test_a_small_disk_has_several_segments(tmp_path, monkeypatch):
+def test_a_journal_on_a_small_disk_uses_small_segments(tmp_path, monkeypatch):
     """Only whole segments are deleted, so a single one would keep the disk full for good."""
     free = 8 * MIB
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 0, free))
@@ -655,7 +657,7 @@ def test_trimming_stops_when_its_time_is_over(memory_path):
         assert len(list_segments(memory_path)) < segments - 4
 
 
-def test_many_producers_with_large_positions_can_be_journalled(tmp_path):
+def test_a_journal_stores_many_producers_with_large_positions(tmp_path):
     with closing(Journal(tmp_path, budget=32 * MIB)) as journal:
         for first in range(0, 1200, 100):
             names = [f"robot/{n}" for n in range(first, first + 100)]

@@ -1,4 +1,4 @@
-"""The check of segments for damage, in processes of its own, and what else can end it."""
+"""Separate processes check segments for damage. Other causes that end them are not damage."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ for n in range(len(sys.argv) - 1):
 """
 
 
-def test_a_slow_disk_is_told_of_and_is_no_damage(tmp_path, monkeypatch, caplog):
+def test_a_slow_check_is_logged_and_not_taken_for_damage(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     folder = tmp_path / "journal"
     build(folder)
@@ -55,8 +55,8 @@ runpy.run_path({check!r}, run_name="__main__")
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
-def test_a_check_that_somebody_ends_is_no_damage(tmp_path, monkeypatch, name):
-    """As Ctrl-C, the stop of a service and a lack of memory do."""
+def test_a_killed_check_is_not_taken_for_damage(tmp_path, monkeypatch, name):
+    """Ctrl-C, the stop of a service and a lack of memory send these signals."""
     folder = tmp_path / "journal"
     build(folder, groups=3)
     killed = tmp_path / "killed.py"
@@ -66,8 +66,8 @@ def test_a_check_that_somebody_ends_is_no_damage(tmp_path, monkeypatch, name):
     assert [one.fault for one in found] == [None, None]
 
 
-def test_a_check_that_cannot_import_is_no_damage(tmp_path, monkeypatch):
-    """The check imports from the places from which the receiver does."""
+def test_a_failed_import_of_the_check_is_not_taken_for_damage(tmp_path, monkeypatch):
+    """The check imports modules from the same places as the receiver."""
     folder = tmp_path / "journal"
     build(folder, groups=2)
     before = sorted(path.name for path in folder.iterdir())
@@ -81,7 +81,7 @@ def test_a_check_that_cannot_import_is_no_damage(tmp_path, monkeypatch):
     checked(folder).close()
 
 
-def test_a_check_without_memory_is_no_damage(tmp_path, monkeypatch):
+def test_a_lack_of_memory_is_not_taken_for_damage(tmp_path, monkeypatch):
     folder = tmp_path / "journal"
     build(folder, groups=1)
     short = tmp_path / "short.py"
@@ -94,7 +94,7 @@ def test_a_check_without_memory_is_no_damage(tmp_path, monkeypatch):
         list(recovery.Check([path for _, path in list_segments(folder)]))
 
 
-def test_a_segment_that_this_user_may_not_read_is_no_damage(tmp_path, monkeypatch):
+def test_a_missing_permission_to_read_is_not_taken_for_damage(tmp_path, monkeypatch):
     folder = tmp_path / "journal"
     build(folder, groups=1)
     denied = tmp_path / "denied.py"
@@ -108,7 +108,7 @@ def test_a_segment_that_this_user_may_not_read_is_no_damage(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(("at", "bit"), [(38, 64), (141, 8)], ids=["size of the map", "last page"])
-def test_a_size_that_no_memory_holds_is_damage(tmp_path, at, bit):
+def test_a_segment_with_an_impossible_size_counts_as_damaged(tmp_path, at, bit):
     """LMDB maps as many bytes as its pages say, so that it seems to lack memory."""
     folder = tmp_path / "journal"
     build(folder, groups=4)
@@ -132,7 +132,7 @@ else:
 """
 
 
-def test_a_journal_is_in_use_while_its_old_segments_are_checked(tmp_path, monkeypatch):
+def test_a_journal_accepts_entries_while_its_old_segments_are_checked(tmp_path, monkeypatch):
     folder = tmp_path / "journal"
     build(folder)
     stuck = tmp_path / "stuck.py"
@@ -148,7 +148,7 @@ def test_a_journal_is_in_use_while_its_old_segments_are_checked(tmp_path, monkey
     journal.close()  # ends the check too
 
 
-def test_more_segments_are_checked_than_one_command_can_name(tmp_path):
+def test_a_check_covers_more_segments_than_one_command_can_name(tmp_path):
     """The system limits the length of a command; Linux to 2 MiB by default."""
     folder = tmp_path.joinpath(*["x" * 250] * 4)
     build(folder)
@@ -157,7 +157,9 @@ def test_more_segments_are_checked_than_one_command_can_name(tmp_path):
     assert [one.fault for one in checked] == [None] * 2400
 
 
-def test_a_check_that_cannot_run_waits_for_the_next_start(tmp_path, monkeypatch, caplog):
+def test_a_check_that_cannot_start_waits_for_the_next_start_of_the_journal(
+    tmp_path, monkeypatch, caplog
+):
     build(tmp_path, groups=2)
 
     def no_process(*_, **__):
@@ -170,8 +172,8 @@ def test_a_check_that_cannot_run_waits_for_the_next_start(tmp_path, monkeypatch,
     check.stop()
 
 
-def test_a_walk_without_an_end_is_damage():
-    """As through pages that name each other: bounded by the processor's time, not the clock's."""
+def test_the_system_kills_a_check_that_uses_too_much_processor_time():
+    """Damaged pages may name each other in a circle. The limit counts processor time."""
     code = (
         "from stream_ssl.journal import segment_check as check\n"
         "check.CPU_SECONDS, check.read = 0.2, lambda folder: None\n"
@@ -184,8 +186,10 @@ def test_a_walk_without_an_end_is_damage():
 
 
 @pytest.mark.parametrize("number", [errno.ENODEV, errno.ENOLCK, errno.EINVAL])
-def test_a_file_system_that_cannot_map_or_lock_files_is_named(tmp_path, monkeypatch, number):
-    """Such as a folder that a virtual machine shares with its host."""
+def test_an_error_explains_that_a_file_system_cannot_map_or_lock_files(
+    tmp_path, monkeypatch, number
+):
+    """A folder that a virtual machine shares with its host is an example."""
     build(tmp_path, groups=2)
     held = sorted(tmp_path.iterdir())
 

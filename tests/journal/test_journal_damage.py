@@ -38,7 +38,7 @@ def flip(path, at):
     path.write_bytes(data)
 
 
-def test_sigkill_of_the_writer_loses_nothing_committed_and_doubles_nothing(tmp_path):
+def test_a_killed_writer_loses_and_repeats_no_committed_record(tmp_path):
     draw = random.Random(7)
     committed, positions = {}, {}
     for kill in range(8):
@@ -79,7 +79,7 @@ def test_sigkill_of_the_writer_loses_nothing_committed_and_doubles_nothing(tmp_p
     assert len(positions) > 100
 
 
-def test_a_flipped_bit_costs_the_record_that_it_hits(tmp_path):
+def test_a_flipped_bit_damages_only_one_record(tmp_path):
     build(tmp_path)
     data = list_segments(tmp_path)[0][1] / "data.mdb"
     flip(data, data.read_bytes().index(body(3)) + 777)
@@ -93,7 +93,7 @@ def test_a_flipped_bit_costs_the_record_that_it_hits(tmp_path):
     journal.close()
 
 
-def test_what_was_salvaged_is_dropped_when_the_reader_goes_on(tmp_path):
+def test_a_reader_frees_salvaged_records_when_it_reads_the_next_segment(tmp_path):
     build(tmp_path)
     data = list_segments(tmp_path)[0][1] / "data.mdb"
     with data.open("r+b") as file:
@@ -107,7 +107,7 @@ def test_what_was_salvaged_is_dropped_when_the_reader_goes_on(tmp_path):
     tracemalloc.stop()
 
 
-def test_a_segment_that_grows_while_it_is_opened_is_not_damaged(tmp_path, monkeypatch):
+def test_a_reader_finds_no_damage_in_a_segment_that_grows_meanwhile(tmp_path, monkeypatch):
     """A writer may add pages after a reader has looked at the file's size."""
     build(tmp_path)
     whole, sizes = segment.file_bytes, [2 * segment.PAGE]
@@ -123,7 +123,7 @@ def test_a_segment_that_grows_while_it_is_opened_is_not_damaged(tmp_path, monkey
 
 
 @table("which", [0, 1, -1])
-def test_a_truncated_segment_gives_its_intact_records_back(tmp_path, which):
+def test_a_journal_salvages_the_intact_records_of_a_truncated_segment(tmp_path, which):
     folder = tmp_path / "journal"
     build(folder)
     first, path = list_segments(folder)[which]
@@ -150,7 +150,7 @@ def test_a_truncated_segment_gives_its_intact_records_back(tmp_path, which):
     journal.close()
 
 
-def test_every_single_zeroed_page_costs_at_most_the_record_it_hits(tmp_path):
+def test_one_zeroed_page_damages_at_most_one_record(tmp_path):
     build(tmp_path / "good", groups=2)
     (_, good), *_ = list_segments(tmp_path / "good")
     content = (good / "data.mdb").read_bytes()
@@ -170,7 +170,7 @@ def test_every_single_zeroed_page_costs_at_most_the_record_it_hits(tmp_path):
 
 
 @table("content", [None, b"", b"nonsense" * 4096])
-def test_a_segment_that_is_no_segment_is_set_aside(tmp_path, content):
+def test_a_segment_with_missing_or_invalid_data_counts_as_damaged(tmp_path, content):
     folder = tmp_path / "journal"
     build(folder)
     first, path = list_segments(folder)[-1]
@@ -187,7 +187,7 @@ def test_a_segment_that_is_no_segment_is_set_aside(tmp_path, content):
     journal.close()
 
 
-def test_salvaged_are_only_the_positions_of_the_segment(tmp_path):
+def test_salvage_returns_only_the_positions_of_the_segment(tmp_path):
     """LMDB's free pages may hold intact records that a failed commit left."""
     build(tmp_path, groups=2)
     (_, path), *_ = list_segments(tmp_path)
@@ -195,7 +195,7 @@ def test_salvaged_are_only_the_positions_of_the_segment(tmp_path):
     assert list(recovery.salvage(path, 3, 6)) == [3, 4, 5]
 
 
-def test_an_exchange_of_segments_that_was_cut_short_is_finished(tmp_path):
+def test_a_journal_finishes_an_interrupted_replacement_of_a_segment(tmp_path):
     journal = Journal(tmp_path)
     journal.append([JournalEntry("robot", 7)])  # an advance: its segment holds no record
     states = journal.producers()
@@ -212,7 +212,7 @@ def test_an_exchange_of_segments_that_was_cut_short_is_finished(tmp_path):
     journal.close()
 
 
-def test_a_segment_that_is_created_while_it_is_read_is_no_damage(tmp_path, monkeypatch):
+def test_a_reader_finds_no_damage_in_a_segment_that_is_just_created(tmp_path, monkeypatch):
     folder = tmp_path / "journal"
     build(folder, groups=1)
     (_, path), *_ = list_segments(folder)
@@ -229,7 +229,7 @@ def test_a_segment_that_is_created_while_it_is_read_is_no_damage(tmp_path, monke
     reader.close()
 
 
-def test_a_disk_that_fails_loses_nothing_and_is_tried_again(tmp_path, monkeypatch):
+def test_a_journal_appends_again_after_errors_of_the_disk(tmp_path, monkeypatch):
     journal = Journal(tmp_path, budget=8 << 20)
     journal.append([packet(1)])
     journal._active.env.close()
@@ -253,7 +253,7 @@ def test_a_disk_that_fails_loses_nothing_and_is_tried_again(tmp_path, monkeypatc
 
 @contextmanager
 def few_descriptors(left):
-    """Leave this process so many free file descriptors."""
+    """Leave this process only `left` free file descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
     taken = []
@@ -271,7 +271,7 @@ def few_descriptors(left):
             os.close(descriptor)
 
 
-def test_too_few_descriptors_are_no_damage(tmp_path, caplog):
+def test_a_reader_without_file_descriptors_finds_no_damage(tmp_path, caplog):
     build(tmp_path)
     reader = JournalReader(tmp_path)
     with few_descriptors(left=1):
@@ -300,7 +300,7 @@ def test_a_damaged_segment_that_cannot_be_opened_is_not_set_aside(tmp_path, monk
     assert len(recovery.salvage(path, 1, None)) > 0
 
 
-def test_a_segment_that_is_gone_as_a_whole_is_counted(tmp_path, caplog):
+def test_a_missing_segment_counts_as_damaged_until_a_trim_passes_its_records(tmp_path, caplog):
     journal = Journal(tmp_path, budget=8 << 20, segment_bytes=256 << 10)
     for sequence in range(1, 200):
         journal.append([JournalEntry("robot", sequence, None, 1.5, b"header", bytes(9000))])
@@ -337,8 +337,8 @@ DAMAGED_STATES = {
 
 
 @pytest.mark.parametrize(("version", "value"), DAMAGED_STATES.values(), ids=DAMAGED_STATES)
-def test_a_damaged_state_of_a_producer_is_taken_from_the_segment_before(tmp_path, version, value):
-    """A receiver must start, and must know also the producers that the segment does not name."""
+def test_a_damaged_state_of_a_producer_is_restored_from_earlier_records(tmp_path, version, value):
+    """The receiver must start, and must know all producers of earlier segments."""
     folder = tmp_path / "journal"
     with closing(Journal(folder)) as journal:
         journal.append([JournalEntry("camera", 7, "at 7", 1.5, b"head", b"body")])
@@ -366,7 +366,7 @@ def read_all_of(folder):
         return [(record.producer, record.sequence) for record in reader.read(1)]
 
 
-def test_a_reader_has_the_intact_records_before_a_segment_is_replaced(tmp_path):
+def test_a_reader_returns_intact_records_before_their_segment_is_replaced(tmp_path):
     folder = tmp_path / "journal"
     build(folder)
     first, path = list_segments(folder)[1]
@@ -411,7 +411,7 @@ class Killed(BaseException):
 
 @contextmanager
 def killed_at(patched, name, number):
-    """The process ends instead of the n-th call of this method of a path; yields the calls."""
+    """End the process at call `number` of the method `name` of Path, and yield the calls."""
     calls, real = [], getattr(Path, name)
 
     def call(*arguments):
@@ -446,7 +446,7 @@ def test_a_kill_while_a_segment_is_replaced_loses_no_intact_record(tmp_path, mon
     assert number > 3
 
 
-def test_what_a_bad_sector_does_not_hit_is_taken_over(tmp_path, monkeypatch):
+def test_salvage_keeps_all_records_outside_a_bad_sector(tmp_path, monkeypatch):
     build(tmp_path, groups=2)
     (_, path), *_ = list_segments(tmp_path)
     bad = (path / "data.mdb").read_bytes().index(body(4)) + 5000
@@ -463,7 +463,7 @@ def test_what_a_bad_sector_does_not_hit_is_taken_over(tmp_path, monkeypatch):
     assert list(recovery.salvage(path, 1, None)) == [1, 2, 3, 5, 6, 7, 8, 9, 10]
 
 
-def test_a_failing_disk_does_not_fill_with_damaged_segments(tmp_path, monkeypatch, caplog):
+def test_a_journal_keeps_only_the_newest_damaged_segments(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(recovery, "_MOST_ASIDE", 2)
     folder = tmp_path / "journal"
     build(folder)
@@ -480,8 +480,8 @@ def test_a_failing_disk_does_not_fill_with_damaged_segments(tmp_path, monkeypatc
     assert mine.exists()
 
 
-def test_a_damaged_segment_stays_within_a_folder_that_is_a_disk_of_its_own(tmp_path, monkeypatch):
-    """Or where nothing may be written beside it: no receiver could start there."""
+def test_a_damaged_segment_stays_in_a_journal_folder_that_is_a_separate_disk(tmp_path, monkeypatch):
+    """Otherwise no receiver could start with such a folder."""
     folder = tmp_path / "journal"
     build(folder)
     (_, path), *_ = list_segments(folder)
@@ -514,7 +514,7 @@ print([record.position for record in reader.read(2)])
 
 
 @table("size", [0, 30_000])
-def test_a_segment_that_is_cut_off_under_a_reader_does_not_kill_it(tmp_path, size):
+def test_a_reader_survives_the_truncation_of_its_open_segment(tmp_path, size):
     build(tmp_path)
     command = [sys.executable, "-c", TRUNCATED, str(tmp_path), str(size)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -522,8 +522,8 @@ def test_a_segment_that_is_cut_off_under_a_reader_does_not_kill_it(tmp_path, siz
     assert str([2, 20][size == 0]) in done.stdout
 
 
-def test_what_goes_into_a_deleted_segment_is_not_durable(tmp_path):
-    """An open file takes what is written, and is gone when it is closed."""
+def test_append_raises_an_error_in_a_deleted_segment_or_folder(tmp_path):
+    """A deleted file that is still open accepts data, which is lost when the file is closed."""
     journal = Journal(tmp_path)
     journal.append([packet(1)])
     shutil.rmtree(list_segments(tmp_path)[0][1])
@@ -553,7 +553,9 @@ def test_what_goes_into_a_deleted_segment_is_not_durable(tmp_path):
     journal.close()
 
 
-def test_what_could_not_be_deleted_is_tried_again(tmp_path, monkeypatch):
+def test_the_next_trim_deletes_segments_that_an_earlier_trim_could_not_delete(
+    tmp_path, monkeypatch
+):
     build(tmp_path)
     journal = checked(tmp_path)
 

@@ -20,7 +20,7 @@ ONE, TWO = (JournalEntry("robot", n, ["file", n], 1.5, b"header", b"payload") fo
 
 @pytest.mark.parametrize("kind", ["link to a folder", "link to nothing", "file", "FIFO"])
 @pytest.mark.parametrize("name", [".old-segment-0000000000000009", ".new-segment-0000000000000009"])
-def test_what_is_no_segment_is_removed_and_nothing_behind_it(
+def test_a_journal_removes_a_planted_file_or_link_but_no_target_of_a_link(
     tmp_path: Path, name: str, kind: str
 ) -> None:
     other, journal = tmp_path / "other", tmp_path / "journal"
@@ -42,7 +42,7 @@ def test_what_is_no_segment_is_removed_and_nothing_behind_it(
 
 
 @pytest.mark.parametrize("name", ["segment-7", "segment-\u0663", f"segment-{'9' * 30}"])
-def test_a_folder_whose_name_no_journal_writes_is_no_segment(tmp_path: Path, name: str) -> None:
+def test_a_journal_ignores_a_folder_with_an_unknown_name(tmp_path: Path, name: str) -> None:
     with closing(Journal(tmp_path)) as opened:
         opened.append([ONE])
     (tmp_path / name).mkdir()
@@ -67,7 +67,7 @@ def test_a_file_in_the_place_of_a_segment_is_set_aside(tmp_path: Path) -> None:
     assert aside.read_text() == "no segment"
 
 
-def test_segments_of_a_containers_image_are_deleted_and_set_aside(
+def test_a_journal_deletes_and_sets_aside_segments_of_a_container_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = tmp_path / "journal"
@@ -86,7 +86,7 @@ def test_segments_of_a_containers_image_are_deleted_and_set_aside(
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_kill_while_the_files_of_a_segment_are_moved_leaves_nothing(
+def test_a_journal_cleans_up_after_a_kill_during_the_move_of_a_segment(
     tmp_path: Path, replaced: bool
 ) -> None:
     build(tmp_path)
