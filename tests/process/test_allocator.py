@@ -34,12 +34,12 @@ def probe(how: str, **environment: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_the_blocks_of_a_step_are_used_again() -> None:
+def test_freed_memory_of_a_step_is_used_again() -> None:
     kept, faults = probe("keep")
     assert kept == str(platform.libc_ver()[0] == "glibc")  # other libraries have no such settings
     if kept == "True":
         assert int(faults) < 1000 < int(probe("default")[1])
 
 
-def test_settings_of_the_user_are_kept() -> None:
+def test_keep_freed_memory_does_nothing_if_the_user_has_set_the_allocator() -> None:
     assert probe("keep", MALLOC_TRIM_THRESHOLD_="131072")[0] == "False"

@@ -26,7 +26,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return unit
 
 
-def test_no_limit_is_the_machine_s(groups: Path) -> None:
+def test_a_unit_without_limits_has_the_cores_and_the_memory_of_the_machine(groups: Path) -> None:
     assert (limits.cpu_quota(), limits.memory_limit()) == (math.inf, None)
     (groups / "cpu.max").write_text("max 100000\n")
     (groups / "memory.max").write_text("max\n")
@@ -35,7 +35,7 @@ def test_no_limit_is_the_machine_s(groups: Path) -> None:
     assert cores() == 64
 
 
-def test_a_system_without_groups_has_no_limit(groups: Path) -> None:
+def test_a_system_without_control_groups_has_no_limit(groups: Path) -> None:
     limits.GROUPS.unlink()
     assert (limits.cpu_quota(), limits.memory_limit()) == (math.inf, None)
     limits.GROUPS.write_text("4:memory:/user\n")  # version 1
@@ -43,7 +43,7 @@ def test_a_system_without_groups_has_no_limit(groups: Path) -> None:
     assert limits.memory_limit() is None
 
 
-def test_the_least_limit_of_all_groups_holds(groups: Path) -> None:
+def test_the_smallest_limit_of_nested_groups_applies(groups: Path) -> None:
     (groups / "cpu.max").write_text("250000 100000\n")
     (groups.parent / "cpu.max").write_text("800000 100000\n")
     (groups / "memory.max").write_text("8589934592\n")
@@ -54,7 +54,7 @@ def test_the_least_limit_of_all_groups_holds(groups: Path) -> None:
     assert cores() == 1
 
 
-def test_libraries_start_no_more_threads_than_a_quota_allows(
+def test_share_cores_limits_the_threads_of_libraries_to_the_quota(
     groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

@@ -21,7 +21,7 @@ def record(message: str = "%s left", *arguments: object, **extra: object) -> log
     return made
 
 
-def test_a_line_tells_the_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_log_line_has_a_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     at = record("%s left", "robot")
     stamp, level, rest = Lines().format(at).split(maxsplit=2)
     told = datetime.fromisoformat(stamp)
@@ -30,7 +30,7 @@ def test_a_line_tells_the_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (level, rest) == ("WARNING", "stream_ssl.x: robot left")
 
 
-def test_ranks_that_write_to_one_log_say_who_they_are() -> None:
+def test_log_lines_of_ranks_contain_the_rank() -> None:
     assert "WARNING rank 1 stream_ssl.x: robot left" in Lines("1").format(
         record("%s left", "robot")
     )
@@ -38,7 +38,7 @@ def test_ranks_that_write_to_one_log_say_who_they_are() -> None:
     assert "rank" not in json.loads(JsonLines(None).format(record("left")))
 
 
-def test_fields_that_json_lacks_are_texts() -> None:
+def test_json_log_lines_write_unsupported_values_as_text() -> None:
     odd = record("left")
     vars(odd).update(loss=math.nan, most=math.inf, sizes={(1, 2): 3}, step=7)
     found = json.loads(JsonLines().format(odd), parse_constant=pytest.fail)
@@ -46,7 +46,7 @@ def test_fields_that_json_lacks_are_texts() -> None:
     assert (found["step"], found["message"]) == (7, odd.getMessage())
 
 
-def test_an_object_is_one_line_whatever_it_says() -> None:
+def test_a_json_log_object_is_always_one_line() -> None:
     try:
         raise OSError(28, "No space\nleft")
     except OSError:
@@ -63,7 +63,7 @@ def test_an_object_is_one_line_whatever_it_says() -> None:
     }
 
 
-def test_warnings_and_uncaught_errors_are_objects_too() -> None:
+def test_warnings_and_uncaught_errors_are_logged_as_json_objects() -> None:
     script = (
         "import threading, warnings\n"
         "from stream_ssl.process import logs\n"
@@ -95,20 +95,20 @@ def test_warnings_and_uncaught_errors_are_objects_too() -> None:
     )
 
 
-def test_a_line_has_no_control_characters_and_an_end() -> None:
+def test_a_text_log_line_has_no_control_characters_and_a_limited_length() -> None:
     line = Lines().format(record("%s", "a\x1b[2J\x9b31m\r\tb\nc"))
     assert line.endswith("stream_ssl.x: a?[2J?31m?\tb\nc")
     assert len(Lines().format(record("%s", "x" * (1 << 20)))) < 1 << 16
 
 
-def test_a_rate_limited_line_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rate_limited_message_is_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
     RateLimitedLogger(logging.getLogger("stream_ssl.x")).warning("kind", "a\x1b[2J\nb" + "x" * 9999)
     (made,) = caplog.records
     assert made.getMessage().startswith("a?[2J?bxx")
     assert len(made.getMessage()) < 2100
 
 
-def test_many_kinds_hide_no_line_of_a_new_kind(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_kinds_of_messages_do_not_hide_a_new_kind(caplog: pytest.LogCaptureFixture) -> None:
     limited = RateLimitedLogger(logging.getLogger("stream_ssl.x"))
     for producer in range(300):  # such as the conditions of each producer
         limited.warning(f"silent/{producer}", "silent")
@@ -139,7 +139,7 @@ def test_a_library_cannot_fill_the_log() -> None:
     assert len(many) <= 2 * LibraryLimit.KINDS + 2
 
 
-def test_a_step_line_has_loss_and_rates(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_line_of_a_step_has_loss_and_rates(caplog: pytest.LogCaptureFixture) -> None:
     from types import SimpleNamespace as Step
 
     now = [0.0]
@@ -159,7 +159,7 @@ def test_a_step_line_has_loss_and_rates(caplog: pytest.LogCaptureFixture) -> Non
     assert json.loads(JsonLines().format(line))["samples_per_second"] == 1.0
 
 
-def test_the_environment_chooses() -> None:
+def test_the_environment_chooses_the_format_of_the_log() -> None:
     script = (
         "from stream_ssl.process import logs; import logging; logs.configure();"
         "logging.getLogger('stream_ssl').info('hello')"

@@ -93,7 +93,7 @@ def test_errors_are_sent_without_the_values_of_variables(sentry: Sentry) -> None
     assert "hidden" not in json.dumps(sentry.events), "a password on the command line"
 
 
-def test_a_missing_client_is_said_and_stops_nothing(
+def test_report_errors_warns_if_the_sentry_client_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "sentry_sdk", None)
@@ -102,7 +102,7 @@ def test_a_missing_client_is_said_and_stops_nothing(
     assert "pip install 'stream-ssl[sentry]'" in caplog.text
 
 
-def test_without_an_address_no_client_is_loaded(
+def test_report_errors_loads_no_client_without_an_address(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "sentry_sdk", None)
@@ -111,7 +111,7 @@ def test_without_an_address_no_client_is_loaded(
     assert not caplog.records, "an attempt to load the missing client is logged"
 
 
-def test_a_wrong_address_is_an_error_in_one_line() -> None:
+def test_a_command_refuses_a_wrong_address_of_sentry() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "stream_ssl", "receiver", "--help"],
         env={**os.environ, "SENTRY_DSN": "sentry.example"},

@@ -31,7 +31,7 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(writer)
 
 
-def test_texts_are_lost_while_nobody_reads(
+def test_a_lossy_file_counts_the_texts_that_nobody_reads(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standard_error, "PATIENCE_SECONDS", 0.05)
@@ -58,7 +58,7 @@ def test_only_the_first_text_waits_for_a_reader(
     assert file.lost == 50
 
 
-def test_a_stopped_terminal_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_terminal_does_not_block_a_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-S stops the output of a terminal."""
     monkeypatch.setattr(standard_error, "PATIENCE_SECONDS", 0.05)
     master, terminal = os.openpty()
@@ -74,7 +74,7 @@ def test_a_stopped_terminal_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         os.close(terminal)
 
 
-def test_a_line_says_how_many_were_lost_before(
+def test_a_log_line_says_how_many_lines_were_lost_before(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standard_error, "PATIENCE_SECONDS", 0.0)
@@ -96,7 +96,7 @@ def test_a_line_says_how_many_were_lost_before(
     before.close()
 
 
-def test_a_command_ends_though_nobody_reads_its_error(
+def test_a_command_ends_although_nobody_reads_its_standard_error(
     pipe: tuple[int, int], tmp_path: Path
 ) -> None:
     os.write(pipe[1], b"a" * ROOM)

@@ -22,7 +22,9 @@ def two_of_many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_of_many_cores")
-def test_only_the_cores_of_this_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_counts_only_the_cores_that_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert cores() == 2
     monkeypatch.delattr(os, "sched_getaffinity")  # macOS and Windows lack it
     assert cores() == 64

@@ -18,7 +18,7 @@ EVERY = [(name, ranks) for name, (_, counts) in CHECKS.items() for ranks in coun
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("check", "ranks"), EVERY)
-def test_ranks_are_as_one_process(check: str, ranks: int, tmp_path: Path) -> None:
+def test_ranks_give_the_results_of_one_process(check: str, ranks: int, tmp_path: Path) -> None:
     output = tmp_path / "output"
     process = Forked(run_checks.alone, check, ranks, output=output)
     try:

@@ -138,10 +138,10 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     group.end()
 
 
-def test_ranks_read_journals_of_their_own_and_park_those_of_hosts_that_are_gone(
+def test_ranks_read_their_own_journals_and_park_the_journals_of_missing_hosts(
     tmp_path: Path, group: Group
 ) -> None:
-    """Read from two hosts, one, both, then one rank that reads both in turn: each sample once."""
+    """Read from two hosts, then from one, then from both in another order: each sample once."""
     folders = [tmp_path / "a", tmp_path / "b"]
     ids = [fill(folder, 4) for folder in folders]
     apart = [{"ranks": {"timeout": 30.0, "receivers": [str(folder)]}} for folder in folders]
@@ -184,7 +184,9 @@ def test_ranks_read_journals_of_their_own_and_park_those_of_hosts_that_are_gone(
     assert facts["journals"][ids[0]][-1] == [{"record": 11, "sample": 0}]
 
 
-def test_a_journal_in_place_of_one_that_is_lost_is_read_whole(tmp_path: Path, group: Group) -> None:
+def test_ranks_read_every_record_of_a_journal_that_replaces_a_lost_journal(
+    tmp_path: Path, group: Group
+) -> None:
     """The receiver of the second host starts on a new disk while the ranks read."""
     folders = [tmp_path / "a", tmp_path / "b"]
     _, lost = [fill(folder, 4) for folder in folders]
@@ -212,7 +214,9 @@ def test_a_journal_in_place_of_one_that_is_lost_is_read_whole(tmp_path: Path, gr
     assert facts["journals"][new] == [[{"record": 7, "sample": 0}]]
 
 
-def test_ranks_know_alike_that_their_one_journal_is_another(tmp_path: Path, group: Group) -> None:
+def test_all_ranks_notice_that_their_common_journal_was_replaced(
+    tmp_path: Path, group: Group
+) -> None:
     """This includes the rank that finds no record of its own in the new journal yet."""
     often = {"checkpoints": {"every_steps": 1, "every_seconds": None}}
     fill(tmp_path / "run", 8)
@@ -229,21 +233,21 @@ def test_ranks_know_alike_that_their_one_journal_is_another(tmp_path: Path, grou
     assert facts["divisions"] == [[{"record": 1, "sample": 0}, {"record": 2, "sample": 0}]]
 
 
-def test_ranks_of_other_configurations_are_refused_with_both_values(group: Group) -> None:
+def test_ranks_with_different_configurations_fail_and_log_both_values(group: Group) -> None:
     other = {"memory": {"capacity": 128}}
     group.start({}, other)
     for line in group.refused():
         assert "memory.capacity is '64' on rank 0 and '128' on rank 1" in line
 
 
-def test_a_batch_that_ranks_cannot_divide_is_refused(group: Group) -> None:
+def test_ranks_refuse_a_batch_size_that_they_cannot_divide(group: Group) -> None:
     odd = {"batches": {"batch_size": 15}}
     group.start(odd, odd)
     for line in group.refused():
         assert "batches.batch_size 15 cannot be divided by 2 ranks: choose 14 or 16" in line
 
 
-def test_a_port_that_nobody_answers_is_told_with_the_remedy(group: Group) -> None:
+def test_ranks_that_cannot_reach_the_first_rank_log_the_remedy(group: Group) -> None:
     """The first rank is missing. The others give up after `ranks.timeout`."""
     with socket.socket() as taken:  # but no process listens
         taken.bind(("127.0.0.1", 0))
@@ -255,7 +259,7 @@ def test_a_port_that_nobody_answers_is_told_with_the_remedy(group: Group) -> Non
 
 
 @pytest.mark.timeout(300)
-def test_run_starts_ranks_with_receivers_of_their_own(tmp_path: Path) -> None:
+def test_run_starts_ranks_and_a_receiver_for_each_rank(tmp_path: Path) -> None:
     """Start a supervisor, two receivers, torchrun and two ranks. SIGTERM ends all of them."""
     with processes(tmp_path / "run", SETTINGS) as run:
         daemon = run.start("run", str(run.config), "--ranks", "2", "--receivers", "2")

@@ -1,4 +1,4 @@
-"""`stream-ssl conform`: keeps a good producer's rules apart from a faulty one's."""
+"""`stream-ssl conform` passes good producers and finds the fault of each faulty one."""
 
 import contextlib
 import re
@@ -23,7 +23,7 @@ from stream_ssl.wire.messages import Hello, encode
 
 
 def python_client(address):
-    """Our client in a thread, with a source that goes on at its position."""
+    """Start our client in a thread that continues at its position, and return its end."""
     ended = threading.Event()
     producer = Producer(address, "tried", packet_samples=4, linger=0.02, buffer_bytes=4096)
 
@@ -49,7 +49,7 @@ def python_client(address):
     return end
 
 
-def test_good_producers_keep_every_rule_and_each_fault_breaks_its_own():
+def test_good_producers_keep_every_rule_and_each_fault_breaks_one_rule():
     good = [(rule, python_client) for rule in RULES]
     good += [(rule, lambda address: MiniProducer(address).end) for rule in RULES]
     faulty = [
@@ -67,13 +67,13 @@ def test_good_producers_keep_every_rule_and_each_fault_breaks_its_own():
     assert all(one.why for one in found)
 
 
-def test_the_page_lists_the_rules():
+def test_the_page_of_the_wire_lists_every_rule_of_conformance():
     page = Path("docs/wire.md").read_text()
     listed = re.findall(r"^ - \[ \] `([a-z-]+)`", page.partition("## Conformance")[2], re.M)
     assert listed == list(RULES)
 
 
-def test_the_command_tells_of_each_rule_and_fails_where_one_is_broken(capfd, monkeypatch):
+def test_conform_reports_a_broken_rule_and_fails(capfd, monkeypatch):
     silent = [sys.executable, "-c", "import time; time.sleep(60)", "ADDRESS"]
     monkeypatch.setattr("stream_ssl.conformance.PATIENCE", 0.5)
     assert main(["conform", "--rules", "framing", "--", *silent]) == 1
@@ -83,20 +83,20 @@ def test_the_command_tells_of_each_rule_and_fails_where_one_is_broken(capfd, mon
     assert "what the producer writes, add before --: --output --rules framing" in said
 
 
-def test_a_producer_that_ends_by_itself_is_named_with_its_status(capfd, monkeypatch):
+def test_conform_reports_the_exit_status_of_a_producer_that_ended(capfd, monkeypatch):
     crashed = [sys.executable, "-c", "raise SystemExit(7)", "ADDRESS"]
     monkeypatch.setattr("stream_ssl.conformance.PATIENCE", 2.0)
     assert main(["conform", "--rules", "framing", "--", *crashed]) == 1
     assert "no HELLO within 2 s; the producer had ended: status 7" in capfd.readouterr().out
 
 
-def test_a_producer_that_cannot_be_started_is_named(capfd):
+def test_conform_names_a_program_that_does_not_exist(capfd):
     with pytest.raises(SystemExit, match="2"):
         main(["conform", "--rules", "framing", "--", "./no-such-producer", "ADDRESS"])
     assert "./no-such-producer is not a program that can be started" in capfd.readouterr().err
 
 
-def test_a_script_that_names_no_interpreter_is_named(capfd, tmp_path):
+def test_conform_names_a_script_without_an_interpreter(capfd, tmp_path):
     script = tmp_path / "producer"
     script.write_text("echo hello\n")
     script.chmod(0o755)
@@ -125,7 +125,7 @@ def script(file):
     return ["sh", "-c", f"sleep 60 & echo $! >{file}.part; mv {file}.part {file}; wait", "ADDRESS"]
 
 
-def test_the_end_of_a_trial_ends_all_that_the_command_started(tmp_path):
+def test_the_end_of_a_trial_ends_every_process_of_the_command(tmp_path):
     file = tmp_path / "pid"
     end = starter(script(file), output=False)("tcp://127.0.0.1:1")
     assert until(file.exists)
@@ -154,7 +154,7 @@ def test_a_signal_ends_the_trials_and_the_producer(tmp_path, number):
     assert until(lambda: state(int(file.read_text())) == "Z", 10.0)
 
 
-def test_messages_that_wait_do_not_extend_a_deadline():
+def test_waiting_messages_do_not_extend_a_deadline():
     """A producer that sends HELLO without pause would otherwise hold a rule forever."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0

@@ -39,13 +39,13 @@ from stream_ssl.wire.sample import (
 PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
 
 
-def test_bytes() -> None:
+def test_messages_are_encoded_to_the_golden_bytes_and_decoded_back() -> None:
     for name, (message, frames) in GOLDEN.items():
         assert [bytes(frame).hex() for frame in encode(message)] == list(frames), name
         assert decode([bytes.fromhex(frame) for frame in frames]) == message, name
 
 
-def test_the_page_shows_the_bytes() -> None:
+def test_the_page_of_the_wire_shows_the_golden_bytes() -> None:
     for name, (_, frames) in GOLDEN.items():
         block = re.search(rf"```hex\n{name}\n(.*?)```", PAGE, re.DOTALL)
         assert block, f"docs/wire.md has no block ```hex {name}"
@@ -53,12 +53,12 @@ def test_the_page_shows_the_bytes() -> None:
         assert tuple(re.sub(r"\s", "", frame) for frame in shown) == frames
 
 
-def test_the_checksum_is_what_the_page_says() -> None:
+def test_the_checksum_covers_the_sequence_the_header_and_the_payload() -> None:
     joined = (42).to_bytes(8, "big") + bytes(DATA.header) + bytes(DATA.payload)
     assert zlib.crc32(joined) == DATA.checksum() == 0x92C6B383
 
 
-def test_the_page_names_every_reason_codec_and_limit() -> None:
+def test_the_page_of_the_wire_names_every_reason_codec_and_limit() -> None:
     for reason in REASONS:
         assert f"| `{reason}` |" in PAGE, reason
     for codec in CODECS:
@@ -83,12 +83,12 @@ def test_the_page_names_every_reason_codec_and_limit() -> None:
         assert re.search(rf"\b{limit}\b", table), limit
 
 
-def test_data_is_compared_by_its_bytes() -> None:
+def test_packets_with_equal_bytes_are_equal() -> None:
     assert Data(42, memoryview(bytes(DATA.header)), DATA.payload) == DATA
 
 
-def test_every_field_of_every_message_has_bytes() -> None:
-    """A field that is left out where it has its default needs golden bytes of its own."""
+def test_the_golden_bytes_cover_every_field_of_every_message() -> None:
+    """A field that is omitted at its default needs a golden message with another value."""
     named: dict[type, set[str]] = defaultdict(set)
     for message, frames in GOLDEN.values():
         if isinstance(message, Data):

@@ -27,6 +27,6 @@ print("fine")
 """
 
 
-def test_imports_without_the_learner() -> None:
+def test_producers_and_wire_import_no_library_of_the_learner() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60)
     assert done.stdout == "fine\n", done.stderr

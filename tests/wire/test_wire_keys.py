@@ -14,7 +14,7 @@ from stream_ssl.wire.keys import public_key
 PAIR, OTHER = Keys.generate("camera-1"), Keys.generate("other")
 
 
-def test_files(tmp_path: Path) -> None:
+def test_saved_keys_can_be_loaded_and_only_the_owner_can_read_the_secret(tmp_path: Path) -> None:
     public, secret = PAIR.save(tmp_path / "keys")
     assert (public.name, secret.name) == ("camera-1.public.json", "camera-1.secret.json")
     assert secret.stat().st_mode & 0o777 == 0o600
@@ -29,7 +29,7 @@ def test_files(tmp_path: Path) -> None:
     assert Keys.load(str(public)) == Keys(PAIR.name, PAIR.public)
 
 
-def test_a_path_of_the_length_of_a_key_is_a_path(
+def test_a_path_that_is_as_long_as_a_key_is_read_as_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -44,7 +44,7 @@ def test_a_path_of_the_length_of_a_key_is_a_path(
     assert public_key(OTHER.public) == OTHER.public
 
 
-def test_a_secret_shows_nowhere(tmp_path: Path) -> None:
+def test_a_secret_appears_in_no_repr_and_no_error(tmp_path: Path) -> None:
     assert PAIR.secret is not None
     assert PAIR.secret not in repr(PAIR)
     path = tmp_path / "a.secret.json"
@@ -64,7 +64,7 @@ def test_keys_are_not_overwritten(tmp_path: Path) -> None:
         Keys(PAIR.name, PAIR.public).save(tmp_path)
 
 
-def test_errors_name_the_command_that_helps(tmp_path: Path) -> None:
+def test_errors_about_keys_name_the_file_and_the_command_that_makes_keys(tmp_path: Path) -> None:
     path = tmp_path / "robot.secret.json"
     another = {"name": "a", "public": OTHER.public, "secret": PAIR.secret}
     for content, match in (
@@ -86,14 +86,14 @@ def test_errors_name_the_command_that_helps(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
 
 
-def test_a_secret_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
+def test_load_refuses_a_secret_that_other_users_may_read(tmp_path: Path) -> None:
     _, secret = PAIR.save(tmp_path)
     secret.chmod(0o644)
     with pytest.raises(ValueError, match=r"mode 0644.*chmod 600.*keeps no modes"):
         Keys.load(secret)
 
 
-def test_a_public_key_has_many_forms(tmp_path: Path) -> None:
+def test_public_key_accepts_keys_text_and_paths(tmp_path: Path) -> None:
     public, _ = PAIR.save(tmp_path)
     for form in (PAIR, PAIR.public, public, str(public)):
         assert public_key(form) == PAIR.public
@@ -101,7 +101,7 @@ def test_a_public_key_has_many_forms(tmp_path: Path) -> None:
         public_key("nothing")
 
 
-def test_loopback() -> None:
+def test_loopback_addresses_need_no_keys() -> None:
     for address in (
         "tcp://127.0.0.1:5557",
         "tcp://127.8.9.10:0",
@@ -115,7 +115,7 @@ def test_loopback() -> None:
         require_loopback(address, "")
 
 
-def test_not_loopback() -> None:
+def test_addresses_other_than_loopback_need_keys() -> None:
     for address in (
         "tcp://0.0.0.0:5555",
         "tcp://*:5555",
@@ -135,7 +135,7 @@ def test_not_loopback() -> None:
             require_loopback(address, "make keys")
 
 
-def test_addresses_to_connect_to() -> None:
+def test_check_address_accepts_only_complete_tcp_and_ipc_addresses() -> None:
     for address in ("tcp://robot.example:1", "tcp://[fe80::1%eth0]:65535", "ipc:///run/a"):
         assert check_address(address) == address
     for address in (

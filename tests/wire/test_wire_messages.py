@@ -1,4 +1,4 @@
-"""Round trips, and everything that must be refused with WireError and nothing else."""
+"""Messages survive encoding and decoding. Invalid bytes raise WireError and no other error."""
 
 from __future__ import annotations
 
@@ -80,13 +80,17 @@ def samples(draw: Any) -> Sample:
 
 @seeded
 @given(messages)
-def test_messages_survive(message: Hello | Welcome | Ack | Nack | Bye) -> None:
+def test_a_decoded_message_equals_the_encoded_message(
+    message: Hello | Welcome | Ack | Nack | Bye,
+) -> None:
     assert decode(encode(message)) == message
 
 
 @seeded
 @given(st.lists(samples(), min_size=1, max_size=5), numbers, positions)
-def test_packets_survive(sent: list[Sample], sequence: int, position: Any) -> None:
+def test_a_decoded_packet_contains_the_samples_that_were_packed(
+    sent: list[Sample], sequence: int, position: Any
+) -> None:
     data = decode(encode(Data.pack(sequence, sent, position)))
     assert isinstance(data, Data)
     assert (data.sequence, data.position, len(data)) == (sequence, position, len(sent))
@@ -100,14 +104,14 @@ def test_packets_survive(sent: list[Sample], sequence: int, position: Any) -> No
 @example([b"SS\x01\x01", b"\x80"])
 @example([b"SS\x01\x04", b"\x81\xa7through" + b"\x91" * 2000 + b"\x01"])
 @example([b"SS\x01\x02", b"\xc7\x05\xff12345"])
-def test_any_frames_are_a_message_or_a_wire_error(frames: list[bytes]) -> None:
+def test_decode_raises_only_wire_error_for_random_frames(frames: list[bytes]) -> None:
     with contextlib.suppress(WireError):
         decode(frames)
 
 
 @seeded
 @given(st.sampled_from(sorted(GOLDEN)), st.integers(0, 3), st.data())
-def test_a_damaged_message_is_a_message_or_a_wire_error(
+def test_decode_raises_only_wire_error_for_damaged_messages(
     name: str, which: int, data: st.DataObject
 ) -> None:
     frames = [bytearray(bytes.fromhex(frame)) for frame in GOLDEN[name][1]]
@@ -133,14 +137,14 @@ def test_a_damaged_message_is_a_message_or_a_wire_error(
         max_leaves=20,
     ).map(msgpack.packb)
 )
-def test_any_header_is_read_or_refused(header: bytes) -> None:
+def test_a_random_header_raises_only_wire_error_or_value_error(header: bytes) -> None:
     with contextlib.suppress(WireError, ValueError):
         list(Data(1, header, b"").samples())
 
 
 @seeded
 @given(st.data())
-def test_a_damaged_header_is_read_or_refused(data: st.DataObject) -> None:
+def test_a_damaged_header_raises_only_wire_error_or_value_error(data: st.DataObject) -> None:
     header = bytearray(DATA.header)
     for _ in range(data.draw(st.integers(1, 4))):
         header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
@@ -151,7 +155,7 @@ def test_a_damaged_header_is_read_or_refused(data: st.DataObject) -> None:
                 sample_of(packet.fields["source"], fields, payload)
 
 
-def test_what_is_no_message() -> None:
+def test_decode_gives_the_reason_why_frames_are_no_message() -> None:
     cases: list[tuple[list[bytes], str, str]] = [
         ([], "malformed", "first frame"),
         ([b"GET / HTTP/1.1\r\n"], "malformed", "first frame b'GET"),
@@ -171,7 +175,7 @@ def test_what_is_no_message() -> None:
         assert caught.value.reason == reason
 
 
-def test_a_field_of_the_wrong_kind_is_named() -> None:
+def test_decode_names_a_field_with_an_invalid_value() -> None:
     cases: list[tuple[Any, str, object]] = [
         (Hello("a", 1, 1), "producer", "two words"),
         (Hello("a", 1, 1), "producer", ""),
@@ -193,7 +197,7 @@ def test_a_field_of_the_wrong_kind_is_named() -> None:
         assert caught.value.reason == "malformed"
 
 
-def test_fields_of_later_releases_are_passed_over() -> None:
+def test_decode_ignores_fields_of_later_releases() -> None:
     prefix, body = encode(Ack(3, 4))
     sent = {**msgpack.unpackb(body), "kind": 9, "mood": "good"}
     assert decode([prefix, msgpack.packb(sent)]) == Ack(3, 4)
@@ -203,7 +207,7 @@ def row(**fields: Any) -> dict[str, Any]:
     return {"id": "a", "time": 1.0, "codec": "jpeg", "size": 1, **fields}
 
 
-def test_headers_that_are_refused() -> None:
+def test_a_packet_with_an_invalid_header_is_rejected_with_the_reason() -> None:
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"samples": [row()]}, "malformed", "source"),
         ({"source": "s" * 65, "samples": [row()]}, "malformed", "source"),
@@ -222,7 +226,7 @@ def test_headers_that_are_refused() -> None:
         assert caught.value.reason == reason
 
 
-def test_one_bad_sample_leaves_the_others() -> None:
+def test_bad_samples_do_not_affect_the_good_samples_of_a_packet() -> None:
     bad = [row(label=True), row(shape=[1, 2]), row(meta=[1]), row(time=float("nan"))]
     header = {"source": "s", "samples": [row(), *bad, row(id="z", time=7)]}
     data = Data(1, msgpack.packb(header), b"123456")
@@ -236,7 +240,7 @@ def test_one_bad_sample_leaves_the_others() -> None:
     ]
 
 
-def test_a_packet_has_samples_of_one_source() -> None:
+def test_pack_requires_samples_of_one_source() -> None:
     image = np.zeros((2, 2), np.uint8)
     with pytest.raises(ValueError, match="at least one"):
         Data.pack(1, [])
@@ -248,7 +252,7 @@ def _list(count: int) -> bytes:
     return b"\xdd" + count.to_bytes(4, "big")
 
 
-def test_a_map_of_unbounded_work_is_refused_before_it_is_built() -> None:
+def test_a_map_beyond_a_limit_is_rejected_quickly() -> None:
     cases = [
         (b"\xc0" * 65_536, "oversize", "a map of 65539 bytes; at most 65536"),
         (_list(5000) + b"\xc0" * 5000, "malformed", "max_array_len"),
@@ -270,7 +274,7 @@ def test_a_map_of_unbounded_work_is_refused_before_it_is_built() -> None:
         assert time.process_time() - began < 0.5
 
 
-def test_a_map_of_the_most_levels_is_read() -> None:
+def test_a_map_with_the_maximum_number_of_levels_is_read() -> None:
     assert unpack_map(b"\x81\xa1a" + b"\x91" * 31 + b"\xc0")
 
 

@@ -17,7 +17,7 @@ JPEG = {"id": "a", "data": b"x", "codec": "jpeg"}
 VECTOR = {"id": "a", "data": bytes(8), "codec": "vector", "shape": (2,), "dtype": "float32"}
 
 
-def test_a_broken_rule_is_named() -> None:
+def test_an_invalid_sample_raises_an_error_that_names_the_rule() -> None:
     broken: list[tuple[dict[str, Any], str]] = [
         ({**GREY, "id": ""}, "1 to 255 bytes"),
         ({**GREY, "id": "é" * 128}, "1 to 255 bytes"),
@@ -58,7 +58,7 @@ def test_a_broken_rule_is_named() -> None:
             Sample(**fields)
 
 
-def test_numpy_numbers_and_buffers_are_taken() -> None:
+def test_a_sample_accepts_numpy_numbers_and_contiguous_buffers() -> None:
     pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     sample = Sample("a", memoryview(pixels), shape=(2, 2, 3), label=np.int64(3))  # type: ignore[arg-type]
     assert (len(sample.data), sample.label, type(sample.label)) == (12, 3, int)
@@ -66,7 +66,7 @@ def test_numpy_numbers_and_buffers_are_taken() -> None:
         Sample("a", memoryview(pixels[:, ::2]), shape=(2, 1, 3))
 
 
-def test_arrays() -> None:
+def test_from_array_accepts_uint8_images_and_refuses_other_values() -> None:
     assert Sample.from_array(np.zeros((2, 3), np.uint8), "a").shape == (2, 3, 1)
     turned = np.arange(6, dtype=np.uint8).reshape(2, 3).T
     assert bytes(Sample.from_array(turned, "a").data) == bytes([0, 3, 1, 4, 2, 5])
@@ -80,12 +80,12 @@ def test_arrays() -> None:
                 make(value, "a")  # type: ignore[arg-type]
 
 
-def test_positions_that_travel() -> None:
+def test_check_position_accepts_positions_that_msgpack_can_carry() -> None:
     for position in (None, 7, -(2**63), "shard-3.tar", [3, 100], {"a": [1, 2]}):
         check_position(position)
 
 
-def test_positions_that_do_not_travel() -> None:
+def test_check_position_refuses_deep_large_and_unknown_positions() -> None:
     deep: list[Any] = []
     for _ in range(2000):
         deep = [deep]
