@@ -43,18 +43,18 @@ pytestmark = pytest.mark.timeout(400)
 def test_the_configurations_of_all_gates_are_valid(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The gates themselves take minutes, so most of them run rarely."""
+    """The gates take minutes, so most of them run rarely."""
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(settings | {"run": str(tmp_path / "run")}))
     assert check.main([str(config)]) == 0
 
 
-def test_a_burst_of_kills_is_over_when_it_ends(tmp_path: Path) -> None:
+def test_a_run_is_ready_soon_after_a_burst_of_kills(tmp_path: Path) -> None:
     found = kills.burst(tmp_path, 6, whole=False)
     assert (found["kills"], found["seconds"] < kills.HEALTHY_SECONDS) == (6, True)
 
 
-def test_a_power_cut_loses_nothing_acknowledged(tmp_path: Path) -> None:
+def test_a_power_cut_loses_no_acknowledged_sample(tmp_path: Path) -> None:
     found = power_cuts.receiver(tmp_path, cuts := 12, samples=200)
     assert (found["cuts"], found["lost"], found["twice"]) == (cuts, 0, 0)
     assert found["samples"] > 100
@@ -64,8 +64,8 @@ def test_a_power_cut_loses_no_checkpoint(tmp_path: Path) -> None:
     assert power_cuts.learner(tmp_path, 12, last=9) == {"cuts": 12, "gone": 0, "unequal": 0}
 
 
-def test_what_was_not_synced_is_dropped_torn_or_in_another_order(tmp_path: Path) -> None:
-    """Else no power cut could show a fault."""
+def test_a_simulated_power_cut_drops_tears_and_reorders_unsynced_changes(tmp_path: Path) -> None:
+    """Otherwise no simulated power cut could show a fault."""
     change = powercut.Change
     log = [
         change("c", "/disk/a", b"", 1, 1),
@@ -89,12 +89,14 @@ def test_what_was_not_synced_is_dropped_torn_or_in_another_order(tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
-def test_a_bad_disk_stops_credit_and_mends_by_itself(tmp_path: Path, number: int) -> None:
+def test_the_receiver_acknowledges_nothing_on_a_bad_disk_and_loses_no_sample(
+    tmp_path: Path, number: int
+) -> None:
     found = bad_disk.run(tmp_path, number, seconds=0.2)
     assert (found["acked_meanwhile"], found["lost"], found["twice"]) == (0, 0, 0)
 
 
-def test_damage_is_counted_and_costs_no_start(tmp_path: Path) -> None:
+def test_damaged_journals_and_checkpoints_can_be_opened(tmp_path: Path) -> None:
     (tmp_path / "j").mkdir()
     found = damage.journal(tmp_path / "j", 10)
     assert (found["wrong"], found["failed"], found["uncounted"]) == (0, 0, 0)
@@ -102,28 +104,28 @@ def test_damage_is_counted_and_costs_no_start(tmp_path: Path) -> None:
     assert damage.checkpoints(tmp_path / "c", 10)["failed"] == 0
 
 
-def test_a_line_that_fails_again_and_again_loses_nothing(tmp_path: Path) -> None:
+def test_a_connection_that_fails_repeatedly_loses_no_sample(tmp_path: Path) -> None:
     found = silence.relayed(tmp_path, 400, harms=3)
     assert found["harms"] > 0
     assert (found["lost"], found["twice"]) == (0, 0)
 
 
-def test_a_side_that_was_stopped_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_receiver_or_producer_resumes_without_a_loss(tmp_path: Path) -> None:
     found = silence.stopped(tmp_path, 4.0)  # beyond a heartbeat's time
     assert (found["lost"], found["twice"], found["told_lost"]) == (0, 0, 0)
 
 
-def test_ranks_are_checked_in_a_program_of_their_own() -> None:
+def test_a_check_of_ranks_runs_in_a_separate_program() -> None:
     assert ranks.checked("turns") == [""]
 
 
-def test_a_fuzzer_harms_nobody(tmp_path: Path) -> None:
+def test_the_receiver_survives_a_fuzzer_with_little_memory(tmp_path: Path) -> None:
     found = fuzz.run(tmp_path, seconds=3.0)
     assert found["messages"] > 10
     assert found["rss_mb"] < 300
 
 
-def test_idle_connections_and_bad_requests_take_neither_descriptors_nor_log(
+def test_idle_connections_and_bad_requests_exhaust_neither_descriptors_nor_log(
     tmp_path: Path,
 ) -> None:
     found = connections.run(tmp_path, idle=150, bad=60)
@@ -134,12 +136,12 @@ def test_idle_connections_and_bad_requests_take_neither_descriptors_nor_log(
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "curve"])
-def test_bytes_of_other_protocols_harm_nobody(tmp_path: Path, plain: bool) -> None:
+def test_the_receiver_survives_bytes_of_other_protocols(tmp_path: Path, plain: bool) -> None:
     found = foreign.run(tmp_path / "run", seconds=2.0, plain=plain, roles=["receiver"])
     assert foreign.holds(found), found
 
 
-def test_a_slope_is_that_of_most_pairs() -> None:
+def test_theil_sen_ignores_outliers() -> None:
     hours = np.linspace(0, 1, 60)
     level = 100 + 2 * hours
     level[::15] += 500  # a checkpoint's moment
