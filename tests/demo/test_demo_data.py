@@ -14,7 +14,7 @@ def images():
     return data.load()
 
 
-def test_embedded_images_are_the_released_ones(images):
+def test_embedded_images_have_the_released_shapes_and_labels(images):
     image_NHW, label_N = images
     assert image_NHW.shape == (10_000, 28, 28)
     assert image_NHW.dtype == np.uint8

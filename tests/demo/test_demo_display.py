@@ -31,7 +31,7 @@ def drawn(renderable, width: int, encoding: str = "utf-8") -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 150])
-def test_page_shows_every_figure_in_its_room(width):
+def test_the_page_shows_every_figure_within_the_size_of_the_terminal(width):
     lines = drawn(page(made_up_history(60), DemoProgress(120, "training", 60), width), width)
     text = "\n".join(lines)
     assert len(lines) <= 23  # a terminal of 24 lines keeps one for the cursor
@@ -55,7 +55,7 @@ def test_bars_have_the_length_of_their_shares():
     assert drawn(Share(0.0, 0.0, "none"), 25) == [" " * 20 + "   0%"]
 
 
-def test_plain_encodings_get_plain_marks():
+def test_the_page_uses_ascii_marks_if_the_encoding_is_ascii():
     lines = drawn(
         page(made_up_history(60), DemoProgress(120, "training", 60), 80, True), 80, "ascii"
     )
@@ -63,13 +63,13 @@ def test_plain_encodings_get_plain_marks():
     assert "####" in next(drawn_line for drawn_line in lines if "T-shirt/top" in drawn_line)
 
 
-def test_page_before_anything_has_come():
+def test_the_page_of_a_starting_demo_fits_a_terminal():
     lines = drawn(page(History(), DemoProgress(120), 80), 80)
     assert "● starting" in "\n".join(lines)
     assert len(lines) <= 23
 
 
-def test_narrow_terminals_keep_the_classes():
+def test_the_page_shows_all_classes_in_a_narrow_terminal():
     lines = drawn(page(made_up_history(60), DemoProgress(120, "training", 60), 60), 60)
     assert max(map(len, lines)) <= 60
     assert sum(name in "\n".join(lines) for name in CLASSES) == 10
@@ -81,17 +81,17 @@ def test_sparkline_spans_lowest_to_highest():
     assert drawn(Sparkline([]), 4) == ["    "]
 
 
-def test_resample_takes_means_of_stretches():
+def test_resample_averages_neighbouring_values():
     assert resample([1, 3, 5, 7], 2) == [2, 6]
     assert resample([1, 2], 10) == [1, 2]
 
 
-def test_units():
+def test_clock_and_size_format_times_and_bytes():
     assert (clock(65), clock(3.9)) == ("1:05", "0:03")
     assert (size(999), size(24_100_000), size(1.5e9)) == ("999 B", "24.1 MB", "1.5 GB")
 
 
-def test_line_says_the_same_in_words():
+def test_the_log_line_contains_the_main_figures_of_the_page():
     text = line(made_up_history(60), DemoProgress(120, "training", 60), 60)
     assert text.startswith("[1:00] training: 400 samples/s, 0.31 MB/s, lag 0.6 s, step 360, loss ")
     assert "queue collides 57.2%" in text
@@ -99,7 +99,7 @@ def test_line_says_the_same_in_words():
     assert "nan" not in line(History(), DemoProgress(120, "streaming"), 0)
 
 
-def test_without_a_terminal_a_line_comes_now_and_then():
+def test_the_display_prints_a_line_at_intervals_and_stages_without_a_terminal():
     now = 0.0
     file = io.StringIO()
     with Display(
@@ -131,7 +131,7 @@ def test_without_a_terminal_a_line_comes_now_and_then():
     assert "\x1b" not in file.getvalue()
 
 
-def test_in_a_terminal_the_page_is_redrawn_in_place():
+def test_the_display_draws_the_page_in_a_terminal():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=80, height=24)
     with Display(made_up_history(10), DemoProgress(120), console) as shown:

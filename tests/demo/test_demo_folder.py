@@ -34,7 +34,7 @@ def wait_for_end(one: DemoProcess) -> None:
         time.sleep(0.02)
 
 
-def test_a_failing_child_is_told_with_the_end_of_its_log(tmp_path):
+def test_the_error_about_a_failed_child_shows_the_end_of_its_log(tmp_path):
     one = child("print('\\n'.join(map(str, range(40)))); raise SystemExit(3)", tmp_path)
     wait_for_end(one)
     with pytest.raises(
@@ -45,7 +45,7 @@ def test_a_failing_child_is_told_with_the_end_of_its_log(tmp_path):
     assert "  24\n" not in str(told.value)
 
 
-def test_a_child_that_ends_on_sigterm_is_stopped_without_a_word(tmp_path):
+def test_a_child_that_ends_on_sigterm_is_stopped_without_an_error(tmp_path):
     one = child(
         "import signal, sys; signal.signal(15, lambda *_: sys.exit(0)); print('up'); "
         "signal.pause()",
@@ -57,7 +57,7 @@ def test_a_child_that_ends_on_sigterm_is_stopped_without_a_word(tmp_path):
     assert one.status == 0
 
 
-def test_a_child_that_will_not_end_is_killed(tmp_path):
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
     one = child(
         "import signal; signal.signal(15, signal.SIG_IGN); print('up')\nwhile 1: signal.pause()",
         tmp_path,
@@ -69,21 +69,21 @@ def test_a_child_that_will_not_end_is_killed(tmp_path):
     one.end()
 
 
-def test_a_child_knows_whose_it_is(tmp_path):
+def test_a_child_knows_the_process_id_of_its_parent(tmp_path):
     one = child("import os; print(os.environ['STREAM_SSL_PARENT'])", tmp_path)
     wait_for_end(one)
     one.stop(30)  # one that has ended well is no failure
     assert one.log.read_text().strip() == str(os.getpid())
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path, capsys):
+def test_the_demo_refuses_a_folder_with_other_files(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     assert run(20, tmp_path) == FAILED
     assert "contains files that no demo has written" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_clearing_leaves_what_is_not_ours(tmp_path):
+def test_clear_leaves_files_that_the_demo_did_not_write(tmp_path):
     folder.claim(tmp_path / "out")
     (tmp_path / "out" / "notes.txt").write_text("mine")
     (tmp_path / "out" / "journal").mkdir()
@@ -96,7 +96,7 @@ def test_clearing_leaves_what_is_not_ours(tmp_path):
 
 
 @table("seconds", [0, 14.9, float("nan")])
-def test_too_short_a_demo_is_refused(tmp_path, capsys, seconds):
+def test_the_demo_refuses_a_duration_that_is_too_short(tmp_path, capsys, seconds):
     assert run(seconds, tmp_path / "out") == USAGE
     assert "give --seconds 15 or more" in " ".join(capsys.readouterr().out.split())
     assert not (tmp_path / "out").exists()
@@ -111,7 +111,7 @@ def test_damaged_data_stop_the_demo(tmp_path, capsys, monkeypatch):
     assert "t10k is damaged" in capsys.readouterr().out
 
 
-def test_the_stream_is_a_parked_robot_s_and_made_again_alike(tmp_path):
+def test_the_stream_shows_a_few_scenes_often_and_is_reproducible(tmp_path):
     stream.write_images(tmp_path / "images")
     one, again = (stream.replay(tmp_path / "images", 12_000, 1500) for _ in range(2))
     assert (one.newest_KHW == again.newest_KHW).all()
@@ -123,7 +123,7 @@ def test_the_stream_is_a_parked_robot_s_and_made_again_alike(tmp_path):
     assert one.newest_originals == list(one.originals.values())[-1500:]
 
 
-def test_the_stream_never_carries_a_held_out_image(tmp_path):
+def test_the_stream_never_contains_a_held_out_image(tmp_path):
     import itertools
 
     from stream_ssl.demo import data

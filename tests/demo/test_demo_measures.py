@@ -15,12 +15,12 @@ from stream_ssl.demo.summary import mean_rate, tail_mean
 from stream_ssl.observe.scrape import History, Snapshot, key
 
 
-def test_shares_sum_to_one_and_empty_is_zero():
+def test_shares_sum_to_one_and_are_zero_without_counts():
     assert shares([1, 3]) == [0.25, 0.75]
     assert shares([0, 0]) == [0, 0]
 
 
-def test_two_draws_of_one_class_from_balanced_and_disjoint_stocks():
+def test_same_class_probability_equals_the_probability_by_hand():
     assert same_class_probability([1] * 10, [5] * 10) == pytest.approx(0.1)
     assert same_class_probability([1, 0], [0, 1]) == 0
     assert same_class_probability([27] + [1] * 9, [27] + [1] * 9) == pytest.approx(
@@ -28,7 +28,7 @@ def test_two_draws_of_one_class_from_balanced_and_disjoint_stocks():
     )
 
 
-def test_effective_classes():
+def test_entropy_classes_counts_equally_frequent_classes():
     assert entropy_classes([4] * 10) == pytest.approx(10)
     assert entropy_classes([4, 0, 0]) == pytest.approx(1)
     assert entropy_classes([0, 0]) == 0
@@ -45,13 +45,13 @@ def test_true_collisions_skip_moments_without_labels():
     assert true_collisions(history, "queue") == [(1, 1.0)]
 
 
-def test_mean_rate_leaves_out_standing_still():
+def test_mean_rate_ignores_times_without_progress():
     points = [(0.0, 0.0), (10.0, 0.0), (11.0, 50.0), (12.0, 100.0), (60.0, 100.0)]
     assert mean_rate(points) == pytest.approx(50)
     assert mean_rate([(0.0, 1.0), (1.0, 1.0)]) == 0
 
 
-def test_tail_mean_takes_the_last_seconds():
+def test_tail_mean_averages_only_the_last_seconds():
     assert tail_mean([(0.0, 100.0), (95.0, 1.0), (100.0, 3.0)]) == 2
     assert tail_mean([]) == 0
 
@@ -66,7 +66,7 @@ def test_mosaic_sample_is_sorted_and_repeatable():
     assert len(report.by_class(image_NHW, label_N, 500)) == 100
 
 
-def test_the_queue_is_the_other_daemons_memory():
+def test_side_by_side_takes_the_queue_from_the_memory_of_the_other_daemon():
     slots, loss = "stream_ssl_memory_slots", "stream_ssl_loss"
     seen = key("stream_ssl_stream_class_samples_total", {"class": "3"})
     working, queue = (key(slots, {"memory": name}) for name in ("working", "queue"))

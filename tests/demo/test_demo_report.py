@@ -62,24 +62,24 @@ def read(page) -> Reader:
     return reader
 
 
-def test_page_needs_nothing_beside_it(read, page):
+def test_the_report_needs_no_other_file(read, page):
     assert all(address.startswith(("data:", "#")) for address in read.fetched)
     assert "<script" not in page
     assert "@import" not in page
     assert not re.search(r"url\((?!#)", page)
 
 
-def test_every_picture_says_what_it_shows(read):
+def test_every_picture_of_the_report_has_a_description(read):
     assert len(read.said) == 7
     assert all(read.said)
     assert any("queue 57%" in said for said in read.said)
 
 
-def test_ids_are_unique(read):
+def test_the_ids_in_the_report_are_unique(read):
     assert len(read.ids) == len(set(read.ids))
 
 
-def test_page_carries_the_figures(read):
+def test_the_report_contains_the_figures_and_all_classes(read):
     text = " ".join(" ".join(read.text).split())
     assert "577" in text
     assert "78.0%" in text
@@ -97,12 +97,12 @@ def test_page_carries_the_figures(read):
         assert name in text
 
 
-def test_text_from_outside_is_escaped(page):
+def test_the_report_escapes_text_from_outside(page):
     assert "a &lt;quick&gt; one" in page
     assert "a <quick> one" not in page
 
 
-def test_colours_follow_the_scheme(page):
+def test_the_drawings_use_only_colours_of_the_scheme(page):
     assert "prefers-color-scheme: dark" in page
     drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(drawings) == 5
@@ -111,7 +111,7 @@ def test_colours_follow_the_scheme(page):
     assert not re.search(r"(?:fill|stroke): #[0-9a-f]", "".join(drawings))
 
 
-def test_a_demo_without_evictions_does_not_speak_of_them(found, tmp_path):
+def test_the_report_explains_evictions_only_if_the_memory_is_full(found, tmp_path):
     path = tmp_path / "report.html"
     short = found | {"evicted_samples": 0.0, "memory_slots": 700.0}
     parts = made_up_history(), made_up_evaluation(), short, made_up_replay(), made_up_facts()
@@ -182,7 +182,7 @@ def test_summary_table_fits_a_terminal(found):
 
 
 @pytest.mark.parametrize(("updates", "warned"), [(199, True), (200, False)])
-def test_a_short_run_warns_in_its_report(found, tmp_path, updates, warned):
+def test_the_report_warns_if_a_run_was_too_short(found, tmp_path, updates, warned):
     figures = {**found, "updates": float(updates)}
     path = tmp_path / "report.html"
     history, replay = made_up_history(), made_up_replay()
@@ -202,6 +202,6 @@ def test_a_run_without_steps_still_gives_figures():
     ("ours", "other", "said"),
     [(0.8, 0.7, "ended 10.0 points above"), (0.6, 0.7, "ended 10.0 points below")],
 )
-def test_the_outcome_has_the_right_sign(found, ours, other, said):
+def test_the_outcome_says_whether_the_accuracy_is_above_or_below(found, ours, other, said):
     figures = {**found, "knn_memory_accuracy": ours, "knn_queue_accuracy": other}
     assert f"{said} the one trained with a queue" in report.outcome(figures)

@@ -16,7 +16,7 @@ from stream_ssl.demo.data import CLASSES
 
 
 def short(seconds: int, out: Path) -> int:
-    """A main: shorter than a user may have it. With a few steps it cannot learn much."""
+    """Run a demo that is shorter than a user may choose. It learns little in a few steps."""
     run.LEAST_SECONDS = 1.0
     return run.run(float(seconds), out)
 
@@ -46,14 +46,14 @@ def below(process: Forked) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    try:  # an orphan that has ended is there until the machine's first process has asked for it
+    try:  # an orphan that has ended is a zombie until the first process reaps it
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
 @pytest.mark.timeout(600)
-def test_a_short_demo_from_start_to_report(tmp_path, monkeypatch):
+def test_a_short_demo_learns_and_writes_its_report(tmp_path, monkeypatch):
     out = tmp_path / "out"
     one, file = demo(short_with_forks, 6, out, monkeypatch)  # sees more than the first scene
     assert one.wait(580) == 0, file.read_text()
@@ -81,7 +81,7 @@ def test_a_short_demo_from_start_to_report(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(600)
-def test_an_interrupted_demo_leaves_nothing_running(tmp_path, monkeypatch):
+def test_an_interrupted_demo_leaves_no_process_running(tmp_path, monkeypatch):
     out = tmp_path / "out"
     one, file = demo(short, 300, out, monkeypatch)
     # Two daemons, and the receiver and the learner of each.
