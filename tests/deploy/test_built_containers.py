@@ -85,7 +85,7 @@ def containers(tmp_path: Path) -> Iterator[Containers]:
         made.end()
 
 
-def test_the_receiver_is_small_and_each_image_says_how_it_is_run() -> None:
+def test_each_image_has_a_user_and_a_health_check_and_the_receiver_is_small() -> None:
     for role in ("receiver", "learner"):
         (image,) = json.loads(podman("image", "inspect", f"stream-ssl-{role}:{__version__}"))
         assert image["Config"]["User"] == "65532:65532"
@@ -94,7 +94,7 @@ def test_the_receiver_is_small_and_each_image_says_how_it_is_run() -> None:
         assert role != "receiver" or image["Size"] < MOST_BYTES
 
 
-def test_they_deliver_train_and_stop(containers: Containers) -> None:
+def test_containers_deliver_train_and_stop(containers: Containers) -> None:
     receiver, learner = containers.start("receiver"), containers.start("learner")
     until(
         lambda: containers.endpoints().keys() == {"receiver", "learner"},

@@ -22,7 +22,7 @@ def setup(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_a_second_run_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_setup_changes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = setup(tmp_path, monkeypatch)
     names = ("allow.json", "http.token", "receiver.public.json", "receiver.secret.json")
     assert sorted(made) == sorted(names)
@@ -32,7 +32,7 @@ def test_a_second_run_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert setup(tmp_path, monkeypatch) == made
 
 
-def test_a_run_that_was_interrupted_is_completed(
+def test_a_setup_completes_an_earlier_setup_that_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as interrupted:

@@ -39,8 +39,10 @@ WATCHDOG = {"alertname": "StreamSslWatchdog", "severity": "none"}
 
 
 @pytest.mark.parametrize("instance", [None, "learner:9109"])
-def test_a_process_that_is_down_does_not_stop_the_watchdog(instance: str | None) -> None:
-    """Without an instance: Prometheus no longer scrapes the process."""
+def test_the_alert_of_a_process_that_is_down_does_not_inhibit_the_watchdog(
+    instance: str | None,
+) -> None:
+    """The alert has no instance if Prometheus no longer scrapes the process."""
     down = DOWN if instance is None else {**DOWN, "instance": instance}
     assert not inhibits(down, WATCHDOG)
     assert not inhibits(down, down)

@@ -28,17 +28,17 @@ def run(*words: object, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def test_hadolint_takes_the_containerfile() -> None:
+def test_hadolint_accepts_the_containerfile() -> None:
     run(BIN / "hadolint", DEPLOY / "containers" / "Containerfile")
 
 
-def test_the_compose_files_are_of_the_schema() -> None:
+def test_the_compose_files_match_their_schema() -> None:
     files = [DEPLOY / "compose" / name for name in ("compose.yaml", "gpu.yaml")]
     run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", *files)
 
 
-def test_the_dashboards_are_of_grafana_s_own_types() -> None:
-    """What they do not know they drop: a dashboard comes back as it was."""
+def test_the_types_of_grafana_keep_every_field_of_the_dashboards() -> None:
+    """Grafana's types drop unknown fields, so a dashboard must come back unchanged."""
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
@@ -49,7 +49,7 @@ def test_the_dashboards_are_of_grafana_s_own_types() -> None:
 
 
 def missing(given: Any, found: Any, path: str = "") -> list[str]:
-    """Where `found` has not what was given; what it has beside is by default."""
+    """Return the paths whose given values `found` lacks. Other values in it are defaults."""
     if isinstance(given, dict) and isinstance(found, dict):
         return [w for k, v in given.items() for w in missing(v, found.get(k), f"{path}/{k}")]
     if isinstance(given, list) and isinstance(found, list) and len(given) == len(found):
@@ -59,7 +59,7 @@ def missing(given: Any, found: Any, path: str = "") -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here")
-def test_prometheus_takes_its_file(tmp_path: Path) -> None:
+def test_promtool_accepts_the_configuration_of_prometheus(tmp_path: Path) -> None:
     for name in ("alerts.yml", "watchdog.yml"):
         shutil.copy(DEPLOY / "prometheus" / name, tmp_path)
     text = (DEPLOY / "compose" / "prometheus.yml").read_text()
@@ -80,10 +80,10 @@ def test_prometheus_takes_its_file(tmp_path: Path) -> None:
         ({"alertname": "StreamSslWatchdog", "severity": "none"}, "watchdog"),
     ],
 )
-def test_alertmanager_sends_each_alert_where_it_belongs(
+def test_alertmanager_sends_each_alert_to_its_receiver(
     labels: dict[str, str], receiver: str, tmp_path: Path
 ) -> None:
-    """Also with the addresses that the comments show."""
+    """The addresses in the comments are tried, too."""
     text = (DEPLOY / "compose" / "alertmanager.yml").read_text()
     filled = re.sub(r"^    # (\w+_configs: )", r"    \1", text, flags=re.MULTILINE)
     assert filled.count("_configs:") == 3
@@ -96,14 +96,14 @@ def test_alertmanager_sends_each_alert_where_it_belongs(
         assert found.strip() == receiver
 
 
-def test_the_release_workflow_is_of_the_schema() -> None:
+def test_the_release_workflow_matches_its_schema() -> None:
     file = DEPLOY.parent / ".github" / "workflows" / "release.yml"
     run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", file)
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here")
 @pytest.mark.parametrize(("overlay", "kinds"), [("cpu", 11), ("gpu", 11), ("ranks", 8)])
-def test_what_kustomize_makes_is_of_kubernetes_schemas(
+def test_the_manifests_of_kustomize_match_the_schemas_of_kubernetes(
     overlay: str, kinds: int, tmp_path: Path
 ) -> None:
     shutil.copytree(DEPLOY / "kubernetes", tmp_path / "k")
