@@ -1,6 +1,6 @@
 """A CUDA GPU gives the CPU's results, and every wait for the GPU is known: `make gpu`.
 
-Where there is none, tests/learning/test_gpu_by_construction.py holds the same of a simulated one.
+Without a GPU, tests/learning/test_gpu_by_construction.py tests the same on a simulated GPU.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_memory_holds_what_it_holds_on_the_cpu(name: str) -> None:
-    """In float64, where rounding decides no step."""
+def test_a_memory_on_a_gpu_holds_the_same_samples_as_on_the_cpu(name: str) -> None:
+    """The memories use float64, so rounding decides no step."""
     here, there = (
         WorkingMemory(
             300,
@@ -89,8 +89,8 @@ def test_a_memory_holds_what_it_holds_on_the_cpu(name: str) -> None:
     assert there.check_valid() == (True, "")
 
 
-def test_features_payload_and_removal_are_those_of_the_cpu() -> None:
-    """A buffer with columns of its own, counted on features, and moved between the devices."""
+def test_a_memory_with_features_and_payload_is_equal_on_gpu_and_cpu() -> None:
+    """The memories have a payload, count on features, and move between the devices."""
     draw = torch.Generator().manual_seed(0)
 
     def rows(count: int, size: int) -> torch.Tensor:
@@ -147,8 +147,8 @@ def test_features_payload_and_removal_are_those_of_the_cpu() -> None:
         assert which.check_valid() == (True, "")
 
 
-def test_approximate_counts_are_right_in_the_mean() -> None:
-    """Its cells are found another way than on the CPU, so it may evict others."""
+def test_approximate_counts_on_a_gpu_have_the_right_mean() -> None:
+    """A GPU finds cells in another way than the CPU, so it may evict other samples."""
     draw = torch.Generator().manual_seed(0)
     memory = WorkingMemory(
         300, 8, MostDuplicated(VonMisesFisher(0.1), index="ivf"), device=GPU, seed=5
@@ -164,7 +164,9 @@ def test_approximate_counts_are_right_in_the_mean() -> None:
 
 @pytest.mark.parametrize("pass_", ["fused", "chunked"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_loss_is_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, pass_: str) -> None:
+def test_a_loss_on_a_gpu_equals_the_loss_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, name: str, pass_: str
+) -> None:
     assert fused.sound(GPU), "the attention kernel is not trusted here: see the warning"
     if pass_ == "chunked":
         monkeypatch.setattr(negatives, "can_fuse", lambda *_: False)
@@ -184,7 +186,7 @@ def test_a_loss_is_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, p
 
 @pytest.mark.parametrize("anchors", ["stream", "memory"])
 @pytest.mark.parametrize("kind", sorted(METHODS))
-def test_a_learner_learns_as_on_the_cpu(kind: str, anchors: str) -> None:
+def test_a_learner_on_a_gpu_has_the_losses_of_the_cpu(kind: str, anchors: str) -> None:
     settings = {"kind": kind, "anchors": anchors, "reencode": 2}
     here, there = build(**settings), build(device="cuda:0", **settings)
     for one, other in zip(steps(here, 6), steps(there, 6), strict=True):
@@ -195,7 +197,7 @@ def test_a_learner_learns_as_on_the_cpu(kind: str, anchors: str) -> None:
     assert there.memory.check_valid() == (True, "")
 
 
-def test_a_learner_that_counts_on_features_learns_as_on_the_cpu() -> None:
+def test_a_learner_that_counts_on_features_has_the_losses_of_the_cpu() -> None:
     here, there = (
         build(descriptor=Features(8), device=device, reencode=2) for device in ("cpu", "cuda:0")
     )
@@ -206,7 +208,9 @@ def test_a_learner_that_counts_on_features_learns_as_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("goes_on", ["cuda:0", "cpu"])
-def test_a_checkpoint_of_a_gpu_goes_on(goes_on: str, tmp_path: Path) -> None:
+def test_a_learner_on_gpu_or_cpu_resumes_from_a_checkpoint_of_a_gpu(
+    goes_on: str, tmp_path: Path
+) -> None:
     learner, checkpointer = build(device="cuda:0"), Checkpointer(tmp_path)
     steps(learner, 4)
     checkpointer.save(learner, {})
@@ -220,8 +224,8 @@ def test_a_checkpoint_of_a_gpu_goes_on(goes_on: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"pace": Pace(2 / BATCH)}], ids=str)
-def test_a_step_waits_only_where_it_says_so(settings: dict) -> None:
-    """torch tells of every wait; each must come from `to_host`."""
+def test_a_step_waits_for_the_gpu_only_in_compute(settings: dict) -> None:
+    """torch reports every wait. Each must come from `to_host`."""
     learner = build(device="cuda:0", anchors="memory", reencode=2, **settings)
     steps(learner, 4)
     with warnings.catch_warnings(record=True) as told:
@@ -237,7 +241,7 @@ def test_a_step_waits_only_where_it_says_so(settings: dict) -> None:
     assert {place.split(":")[0] for place in waits} == {"compute.py"}, waits
 
 
-def test_bfloat16_learns() -> None:
+def test_a_learner_with_bfloat16_skips_no_update() -> None:
     records = steps(build(kind="d-simclr", precision="bfloat16", device="cuda:0"), 5)
     assert all(record.skipped is None for record in records)
     assert records[-1].keys_BD.dtype == torch.float32
@@ -245,7 +249,7 @@ def test_bfloat16_learns() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 @pytest.mark.parametrize("kind", ["moco", "byol", "simclr"])
-def test_compiled_encoders_learn_as_others(kind: str) -> None:
+def test_compiled_encoders_have_the_losses_of_other_encoders(kind: str) -> None:
     settings = {"kind": kind, "anchors": "memory", "reencode": 2, "device": "cuda:0"}
     plain, compiled = build(**settings), build(compile=True, **settings)
     for one, other in zip(steps(plain, 6), steps(compiled, 6), strict=True):
@@ -253,15 +257,15 @@ def test_compiled_encoders_learn_as_others(kind: str) -> None:
         assert other.loss == pytest.approx(one.loss, rel=0.02, abs=0.02)
 
 
-def test_a_learner_reads_jpegs_that_processes_decode(tmp_path: Path) -> None:
+def test_a_learner_with_decoding_processes_has_the_losses_of_the_cpu(tmp_path: Path) -> None:
     """With a GPU, processes decode. They must not disturb CUDA, nor change what is learned."""
     here, there = learned("cpu", tmp_path), learned("cuda:0", tmp_path)
     assert [one.rejected for one in there] == [one.rejected for one in here]
     assert [one.loss for one in there] == pytest.approx([one.loss for one in here], rel=1e-3)
 
 
-def test_batches_arrive_as_they_left() -> None:
-    """Many on their way while the GPU is busy: no pinned buffer is filled before it was read."""
+def test_batches_arrive_unchanged_on_a_busy_gpu() -> None:
+    """Many batches wait while the GPU is busy. A pinned buffer must be read before it is filled."""
     stream, upload = Repeatable(), Upload(GPU)
     batches = [stream.next(0) for _ in range(50)]
     busy = torch.randn(4096, 4096, device=GPU)
