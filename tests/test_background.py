@@ -10,7 +10,7 @@ import pytest
 from stream_ssl.background import Background
 
 
-def test_a_call_that_fails_does_not_end_the_calls(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_thread_continues_after_a_call_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     calls, third = [], threading.Event()
 
     def work() -> None:
@@ -31,5 +31,5 @@ def test_a_call_that_fails_does_not_end_the_calls(caplog: pytest.LogCaptureFixtu
     assert lines[0].exc_info is not None
 
 
-def test_close_before_the_start_returns() -> None:
+def test_a_thread_that_was_not_started_can_be_closed() -> None:
     Background("never started", list, 1.0).close()

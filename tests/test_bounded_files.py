@@ -50,7 +50,7 @@ def planted(path: Path, kind: str) -> Path:
     return path
 
 
-def test_a_byte_order_mark_is_no_part_of_a_json_file(tmp_path: Path) -> None:
+def test_read_map_ignores_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "written by a Windows editor.json"
     path.write_text('{"robot-1": "key"}', encoding="utf-8-sig")
     assert bounded_files.read_map(path) == {"robot-1": "key"}
@@ -71,12 +71,14 @@ def test_a_byte_order_mark_is_no_part_of_a_json_file(tmp_path: Path) -> None:
         ("", "is not JSON"),
     ],
 )
-def test_json_has_bounds(content: str, says: str) -> None:
+def test_parse_json_refuses_invalid_json_and_values_beyond_its_bounds(
+    content: str, says: str
+) -> None:
     with pytest.raises(ValueError, match=says):
         bounded_files.parse_json(content)
 
 
-def test_sound_json_is_read() -> None:
+def test_parse_json_reads_json_within_its_bounds() -> None:
     value = {"text": '[[{{"\\' * 100, "numbers": [1, -2.5, (1 << 64) - 1, 1e300], "deep": [[[{}]]]}
     assert bounded_files.parse_json(json.dumps(value)) == value
 
@@ -92,7 +94,9 @@ def test_sound_json_is_read() -> None:
         ("[1]", "must hold a map"),
     ],
 )
-def test_only_small_regular_files_are_read(kind: str, says: str, tmp_path: Path) -> None:
+def test_read_map_reads_only_small_regular_files_with_a_map(
+    kind: str, says: str, tmp_path: Path
+) -> None:
     folder = tmp_path
     with pytest.raises(ValueError, match=says):
         bounded_files.read_map(planted(folder / "file.json", kind))
@@ -111,7 +115,7 @@ def test_a_file_that_an_operator_names_may_be_a_link(tmp_path: Path) -> None:
         bounded_files.read_bytes(device, links=True)
 
 
-def test_files_are_read_on_a_system_without_the_flags_of_posix(
+def test_read_map_works_on_a_system_without_the_flags_of_posix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows, on which producers run, has no such flags."""
@@ -160,7 +164,7 @@ def test_files_that_operators_name_must_be_small_and_regular(
     assert re.search(says, said)
 
 
-def test_billion_laughs_are_refused_at_once(
+def test_a_configuration_with_expanding_or_nested_yaml_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = ["a0: &a0 [" + ", ".join(["ha"] * 10) + "]"]
@@ -193,7 +197,7 @@ def test_billion_laughs_are_refused_at_once(
         "large",
     ],
 )
-def test_bad_positions_leave_the_last_good_ones_in_force(
+def test_a_bad_file_of_positions_leaves_the_last_good_positions_in_force(
     content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path
@@ -208,7 +212,7 @@ def test_bad_positions_leave_the_last_good_ones_in_force(
 
 
 @pytest.mark.timeout(30)
-def test_a_running_receiver_keeps_the_last_good_list_and_counts(
+def test_the_allow_list_keeps_its_last_good_keys_and_counts_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream_ssl.receiver.allow_list._RELOAD_SECONDS", 0.0)
@@ -267,7 +271,7 @@ def test_planted_files_in_the_folder_of_a_run_count_as_damaged(kind: str, tmp_pa
 
 
 @pytest.mark.timeout(30)
-def test_a_spool_names_what_is_wrong_with_its_description(tmp_path: Path) -> None:
+def test_a_spool_names_the_fault_of_its_description(tmp_path: Path) -> None:
     for number, (kind, says) in enumerate(
         [
             (DEEP[:2000], "nested"),

@@ -19,7 +19,7 @@ FILES = sorted(
 
 
 @table("file", [str(file) for file in FILES])
-def test_the_examples_of_a_module_hold(file: str) -> None:
+def test_the_examples_in_the_docstrings_of_a_module_pass(file: str) -> None:
     parts = Path(file).with_suffix("").parts
     name = ".".join(parts if parts[0] == "stream_ssl" else ("stream_ssl", *parts))
     found = doctest.testmod(
@@ -29,5 +29,5 @@ def test_the_examples_of_a_module_hold(file: str) -> None:
     assert found.failed == 0
 
 
-def test_examples_were_found() -> None:
+def test_more_than_20_modules_have_examples() -> None:
     assert len(FILES) > 20

@@ -13,7 +13,7 @@ from overlay import as_image
 from stream_ssl import durable
 
 
-def test_a_file_is_on_disk_before_its_name_and_its_name_before_the_return(
+def test_write_flushes_the_file_then_renames_it_then_flushes_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -36,7 +36,7 @@ def test_a_file_is_on_disk_before_its_name_and_its_name_before_the_return(
     assert done == ["rename a.json.part a.json"]
 
 
-def test_a_failure_leaves_the_old_file_and_no_other(
+def test_a_failed_write_leaves_only_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.json"
@@ -52,7 +52,7 @@ def test_a_failure_leaves_the_old_file_and_no_other(
     assert [child.name for child in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_file_system_that_cannot_flush_folders_is_usable(
+def test_write_works_on_a_file_system_that_cannot_flush_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Linux answers so on some Windows shares; a failed flush of a file is an error there, too."""
@@ -70,7 +70,7 @@ def test_a_file_system_that_cannot_flush_folders_is_usable(
         durable.sync(tmp_path / "run" / "a.json")
 
 
-def test_a_disk_that_cannot_flush_a_folder_now_is_an_error(
+def test_sync_raises_an_error_if_the_disk_cannot_flush_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(handle: int) -> None:
@@ -81,7 +81,7 @@ def test_a_disk_that_cannot_flush_a_folder_now_is_an_error(
         durable.sync(tmp_path)
 
 
-def test_a_folder_that_cannot_be_listed_does_not_look_empty(
+def test_entries_raises_an_error_if_a_folder_cannot_be_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("step-2", "step-10", ".step-3", "other"):
@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_listed_does_not_look_empty(
         durable.entries(tmp_path, "step-*")
 
 
-def test_what_a_crash_left_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_write_replaces_a_part_file_that_a_crash_left(tmp_path: Path) -> None:
     (tmp_path / "a.json.part").write_text("half")
     (tmp_path / "a.json.part").chmod(0o666)
     durable.write(tmp_path / "a.json", memoryview(b"whole"), mode=0o600)
@@ -107,7 +107,7 @@ def test_what_a_crash_left_is_in_nobodys_way(tmp_path: Path) -> None:
     assert [child.name for child in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_of_two_writers_at_once_none_publishes_the_others_half(
+def test_a_writer_never_publishes_the_unfinished_file_of_another_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, fsync = tmp_path / "a.json", os.fsync
@@ -126,7 +126,7 @@ def test_of_two_writers_at_once_none_publishes_the_others_half(
     assert path.with_name("a.json.part").read_text() == "ha"
 
 
-def test_a_writer_that_comes_second_leaves_the_file_of_the_first(
+def test_a_second_writer_leaves_the_file_of_the_first_writer_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, opened = tmp_path / "a.json", os.open
@@ -141,7 +141,7 @@ def test_a_writer_that_comes_second_leaves_the_file_of_the_first(
     assert path.with_name("a.json.part").read_text() == "ha"
 
 
-def test_a_folder_of_a_containers_image_is_moved_and_discarded(
+def test_a_folder_of_a_container_image_can_be_moved_and_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b"):
@@ -158,7 +158,7 @@ def test_a_folder_of_a_containers_image_is_moved_and_discarded(
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-def test_a_folder_is_not_moved_to_another_disk(
+def test_a_failed_move_to_another_disk_leaves_the_folder_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def other_disk(self: Path, target: Path) -> Path:

@@ -110,12 +110,12 @@ def wrong_imports(file: Path) -> Iterator[str]:
             yield f"{path}: {here} may not import {library}"
 
 
-def test_imports_go_one_way() -> None:
+def test_each_part_imports_only_the_parts_and_libraries_that_it_may() -> None:
     assert len(FILES) > 100
     assert [line for file in FILES for line in wrong_imports(file)] == []
 
 
-def test_one_name_is_installed() -> None:
+def test_the_wheel_installs_only_the_name_stream_ssl() -> None:
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     wheel = built["targets"]["wheel"]
     assert wheel["packages"] == ["stream_ssl"]
@@ -124,7 +124,7 @@ def test_one_name_is_installed() -> None:
         assert (ROOT / "stream_ssl" / name).resolve() == ROOT / name
 
 
-def test_a_users_own_memory_and_producers_are_theirs(tmp_path: Path) -> None:
+def test_stream_ssl_replaces_no_module_named_memory_or_producers(tmp_path: Path) -> None:
     for name in LINKED:
         (tmp_path / f"{name}.py").write_text(f"MINE = {name!r}\n")
     code = "import memory, producers, stream_ssl.memory as ours, stream_ssl.producers; "
@@ -169,7 +169,9 @@ WITH_TORCH = {
 
 
 @table(("first", "heavy"), [("sys", LIGHT), ("torch", WITH_TORCH)])
-def test_what_an_import_does_not_load(first: str, heavy: dict[str, tuple[str, ...]]) -> None:
+def test_a_module_does_not_load_heavy_libraries(
+    first: str, heavy: dict[str, tuple[str, ...]]
+) -> None:
     """The modules are imported one by one, in forks of a process that has loaded only `first`."""
     probe = PROBE.format(first=first, cases=list(heavy.items()))
     done = subprocess.run(
@@ -199,7 +201,9 @@ def test_a_check_of_a_configuration_does_not_load_the_compiler(tmp_path: Path) -
         (["search", "run", "photo.jpg", "--k", "0"], "--k 0: must be at least 1"),
     ],
 )
-def test_a_wrong_option_is_told_before_torch_is_loaded(arguments: list[str], message: str) -> None:
+def test_a_command_refuses_a_wrong_option_before_it_loads_torch(
+    arguments: list[str], message: str
+) -> None:
     probe = (
         "import sys; from stream_ssl.app.cli import main; "
         f"assert main({arguments}) == 2; print('torch' in sys.modules)"

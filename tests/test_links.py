@@ -13,7 +13,7 @@ import stream_ssl
 
 
 @pytest.mark.parametrize("link", [None, "../memory"])
-def test_the_folders_are_found_without_links(link: str | None, tmp_path: Path) -> None:
+def test_the_package_finds_its_folders_without_links(link: str | None, tmp_path: Path) -> None:
     package, folder = tmp_path / "stream_ssl", tmp_path / "memory"
     package.mkdir()
     folder.mkdir()

@@ -74,7 +74,7 @@ def file_of(image: Image.Image, codec: str, orientation: int = 1) -> bytes:
 @table("route", ROUTES)
 @table("codec", ["jpeg", "png", "webp"])
 @table("orientation", range(1, 9))
-def test_every_route_turns_a_file_alike(
+def test_every_route_applies_the_orientation_of_a_file(
     route: Callable[[bytes, str], NDArray[np.uint8]], codec: str, orientation: int
 ) -> None:
     coarse_HWC = RNG.integers(0, 256, (4, 4, 3), dtype=np.uint8)
@@ -126,7 +126,7 @@ def png(bits: int, kind: int, samples_HWC: NDArray[Any], clear: list[int]) -> by
     ("bits", "kind"),
     [(1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (8, 2), (16, 2), (1, 3), (2, 3), (4, 3)],
 )
-def test_transparent_colours_of_every_depth(
+def test_transparent_colours_of_every_bit_depth_become_white(
     route: Callable[[bytes, str], NDArray[np.uint8]], bits: int, kind: int
 ) -> None:
     if (bits, kind, route) == (16, 0, from_pillow):
@@ -210,19 +210,19 @@ def test_every_route_keeps_the_whole_picture_in_a_letterbox(
     assert np.abs(kept_HWC - boxed(upright_image, 32).astype(int)).mean() <= 4
 
 
-def test_a_fit_that_is_none_is_refused() -> None:
+def test_the_decoder_refuses_an_unknown_fit() -> None:
     with pytest.raises(ValueError, match='fit \'stretch\': must be "crop" or "letterbox"'):
         Decoder(SIDE, fit="stretch")  # type: ignore[arg-type]
 
 
-def test_a_second_look_at_a_picture_is_the_same() -> None:
+def test_upright_leaves_its_picture_unchanged() -> None:
     data = png(2, 0, RNG.integers(0, 4, (SIDE, SIDE, 1)), [1])
     with Image.open(io.BytesIO(data)) as image:
         assert upright(image).tobytes() == upright(image).tobytes()
         assert image.info["transparency"] == 85
 
 
-def test_a_jpeg_made_of_pixels_with_alpha_lies_over_white() -> None:
+def test_pixels_with_alpha_are_encoded_over_white() -> None:
     """The hidden colour of a robot's rgba8 image is red."""
     pixels_HWC = np.full((SIDE, SIDE, 4), (255, 0, 0, 0), np.uint8)
     for codec in ("jpeg", "webp", "raw"):
@@ -231,7 +231,7 @@ def test_a_jpeg_made_of_pixels_with_alpha_lies_over_white() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rgba", "yuva420p", "ya8"])
-def test_a_frame_with_alpha_lies_over_white(kind: str) -> None:
+def test_a_video_frame_with_alpha_is_encoded_over_white(kind: str) -> None:
     clear = np.full((SIDE, SIDE, 4), (255, 0, 0, 0), np.uint8)
     frame = converted(av.VideoFrame.from_ndarray(clear, format="rgba"), SIDE, SIDE, kind)
     for codec in ("jpeg", "webp", "raw"):
@@ -255,7 +255,7 @@ def test_a_frame_is_converted_in_one_thread() -> None:
     assert [options["threads"] for options in asked] == [1]
 
 
-def test_opaque_pictures_are_left_as_they_are() -> None:
+def test_over_white_leaves_opaque_pictures_unchanged() -> None:
     for mode in ("L", "RGB"):
         image = Image.new(mode, (2, 2), 7)
         assert over_white(upright(image)) is image

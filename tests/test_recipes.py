@@ -48,7 +48,7 @@ def test_there_are_eight_recipes() -> None:
 
 
 @table("recipe", sorted(RECIPES))
-def test_a_recipe_names_files_tables_and_its_proof(recipe: str) -> None:
+def test_a_recipe_names_existing_files_tables_and_tests(recipe: str) -> None:
     text = RECIPES[recipe]
     code = re.sub(r"```python.*?```", "", text, flags=re.DOTALL)
     files = [name for name in re.findall(r"`([a-z_/]+(?:/|\.)[a-z_/.]+)`", code) if "/" in name]
@@ -61,7 +61,9 @@ def test_a_recipe_names_files_tables_and_its_proof(recipe: str) -> None:
 
 
 @table(("page", "package"), [("losses", losses), ("methods", methods)], ids=("losses", "methods"))
-def test_bases_of_ones_own_are_in_the_package(page: str, package: ModuleType) -> None:
+def test_the_package_exports_the_base_classes_that_the_docs_name(
+    page: str, package: ModuleType
+) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()
     named = {
         name
@@ -72,7 +74,7 @@ def test_bases_of_ones_own_are_in_the_package(page: str, package: ModuleType) ->
     assert [name for name in sorted(named) if name not in package.__all__] == []
 
 
-def test_objects_are_where_the_table_says() -> None:
+def test_the_files_and_folders_that_contributing_names_exist() -> None:
     folders = ("", "stream_ssl")
     named = re.findall(r"`([a-z_]+/[a-z_/]*(?:\.py)?)`", PAGE.partition("## Recipes")[0])
     assert len(named) > 15
@@ -85,7 +87,9 @@ def configured(**settings: Any) -> Any:
     return parser.instantiate(parser.parse_string(json.dumps(settings)))
 
 
-def test_a_policy_and_a_loss_are_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_and_the_loss_of_the_recipes_work_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     policy = made("eviction policy", monkeypatch).Lowest
     loss = made("loss", monkeypatch).Share
     monkeypatch.setitem(POLICIES, "lowest", policy)
@@ -106,7 +110,9 @@ def test_a_policy_and_a_loss_are_known_by_name(monkeypatch: pytest.MonkeyPatch) 
     assert type(found.loss) is loss
 
 
-def test_a_policy_that_learns_tries_every_arm_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_that_learns_tries_every_arm_and_resumes_from_its_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bandit = made("policy that learns", monkeypatch).KappaBandit
     z_ND = normalize(torch.randn(600, 6, generator=torch.Generator().manual_seed(1)), dim=1)
     memory = WorkingMemory(40, 6, bandit(batches=2))
@@ -123,7 +129,9 @@ def test_a_policy_that_learns_tries_every_arm_and_goes_on(monkeypatch: pytest.Mo
     assert seen == {0, 1, 2}
 
 
-def test_a_source_goes_on_from_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_the_recipe_continues_from_its_position(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     source = made("source", monkeypatch).Grey
     monkeypatch.setitem(SOURCES, "grey", source)
     every = list(source().samples())
@@ -134,7 +142,7 @@ def test_a_source_goes_on_from_its_position(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("option", "table"), [("loss", LOSSES), ("method", METHODS)])
-def test_a_wrong_name_lists_the_tables(
+def test_an_error_about_a_wrong_name_lists_the_known_names(
     option: str, table: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

@@ -59,7 +59,7 @@ def test_the_step_is_the_sum_of_its_parts(found: dict) -> None:
     assert all(part["kernels"] and part["ms"] > 0 for part in parts.values())
 
 
-def test_the_encoder_is_counted_at_its_real_size() -> None:
+def test_a_convolution_is_counted_at_its_real_size() -> None:
     conv = torch.nn.Conv2d(3, 8, 3, bias=False)
     hollow = simulated.Hollow(conv, 8, False, simulated.Meter())
     forward, backward = hollow.costs(torch.Size((4, 3, 10, 12)), learn=True)
@@ -70,7 +70,7 @@ def test_the_encoder_is_counted_at_its_real_size() -> None:
     assert hollow.costs(torch.Size((4, 3, 10, 12)), learn=False)[1].kernels == 0
 
 
-def test_rows_of_a_table_are_counted_alone() -> None:
+def test_only_the_rows_that_an_index_reads_or_writes_are_counted() -> None:
     table_KD, rows_B, cost = torch.zeros(1000, 8), torch.arange(5), simulated.Cost()
     with simulated.OnShapes(cost):
         taken_BD = table_KD[rows_B]
@@ -103,7 +103,7 @@ def test_the_whole_step_keeps_its_budget(found: dict) -> None:
     assert found["host_waits"] <= 7
 
 
-def test_options_of_the_configuration_follow_it(
+def test_options_after_the_configuration_reach_the_simulation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = []
@@ -119,7 +119,7 @@ def test_options_of_the_configuration_follow_it(
 @pytest.mark.parametrize(
     "wrong", [["--simulated"], ["gpu", "--json", "x"], ["page", "--simulated"]]
 )
-def test_the_options_belong_to_the_benchmark_gpu(
+def test_the_options_of_the_simulation_need_the_benchmark_gpu(
     wrong: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

@@ -31,7 +31,7 @@ def _types() -> int:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tensors_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_written_tensors_are_loaded_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = TENSORS | {"other": torch.randn(4).to(dtype)}
     tensors["tied"] = tensors["other"]  # the same memory
     write_tensors(tensors, tmp_path / "tensors")
@@ -42,14 +42,14 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> No
         assert torch.equal(read[name], tensor), name
 
 
-def test_the_file_is_the_one_that_safetensors_writes_for_torch(tmp_path: Path) -> None:
+def test_write_tensors_writes_the_same_bytes_as_safetensors(tmp_path: Path) -> None:
     write_tensors(TENSORS, tmp_path / "ours")
     whole = {name: tensor.detach().contiguous() for name, tensor in TENSORS.items()}
     save_file(whole, tmp_path / "theirs")
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
-def test_tensors_of_many_sizes_leave_nothing_in_memory(tmp_path: Path) -> None:
+def test_write_tensors_keeps_no_type_for_each_size_in_memory(tmp_path: Path) -> None:
     write_tensors({"rows": torch.zeros(1, dtype=torch.uint8)}, tmp_path / "tensors")
     before = _types()
     for size in range(2, 52):
@@ -57,12 +57,12 @@ def test_tensors_of_many_sizes_leave_nothing_in_memory(tmp_path: Path) -> None:
     assert _types() - before < 5
 
 
-def test_a_disk_that_fails_is_an_error_of_the_system(tmp_path: Path) -> None:
+def test_write_tensors_raises_oserror_for_an_absent_folder(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="absent"):
         write_tensors(TENSORS, tmp_path / "absent" / "tensors")
 
 
-def test_a_folder_whose_name_is_not_utf_8_holds_tensors(tmp_path: Path) -> None:
+def test_tensors_can_be_stored_in_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:
     path = tmp_path / "caf\udce9" / "tensors"
     path.parent.mkdir()
     for dtype in (torch.float32, torch.bfloat16):
@@ -73,7 +73,7 @@ def test_a_folder_whose_name_is_not_utf_8_holds_tensors(tmp_path: Path) -> None:
         tensor_file.load_file(path.with_name("nothing"))
 
 
-def test_an_error_of_the_system_keeps_its_number(
+def test_errors_of_safetensors_keep_the_number_of_the_system_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "tensors"
@@ -99,7 +99,7 @@ def test_an_error_of_the_system_keeps_its_number(
     assert tensor_file.names_in(path) == ["other"]
 
 
-def test_a_lack_of_descriptors_is_no_missing_file(tmp_path: Path) -> None:
+def test_a_lack_of_descriptors_is_not_reported_as_a_missing_file(tmp_path: Path) -> None:
     write_tensors({"other": torch.ones(4)}, tmp_path / "tensors")
     program = """
 import os, resource, sys, torch

@@ -23,7 +23,7 @@ def shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("kind", ["branch", "packed", "detached", "work tree"])
-def test_a_checkout_knows_its_commit(
+def test_the_version_of_a_checkout_contains_its_commit(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     git = tmp_path / ".git"
@@ -47,7 +47,7 @@ def test_a_checkout_knows_its_commit(
 
 
 @pytest.mark.parametrize("head", [None, "ref: refs/heads/none", "not a commit"])
-def test_without_a_commit_it_is_the_version_alone(
+def test_the_version_contains_no_commit_if_the_checkout_has_none(
     head: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if head is not None:
