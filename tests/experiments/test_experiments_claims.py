@@ -24,20 +24,18 @@ def stored() -> claims.StoredRuns:
 
 
 @pytest.mark.parametrize("page", claims.PAGES)
-def test_the_tables_of_a_page_are_those_of_all_stored_runs(
-    page: str, stored: claims.StoredRuns
-) -> None:
+def test_each_page_has_the_tables_of_all_stored_runs(page: str, stored: claims.StoredRuns) -> None:
     text = (claims.ROOT / page).read_text(encoding="utf-8")
     assert claims.PLACE.search(text)
     assert claims.made(text, stored) == text, "run: python -m benchmarks.experiments study --report"
 
 
-def test_every_table_stands_on_a_page() -> None:
+def test_every_table_is_on_a_page() -> None:
     pages = "".join((claims.ROOT / page).read_text(encoding="utf-8") for page in claims.PAGES)
     assert {name for _, name, _ in claims.PLACE.findall(pages)} == {*claims.TABLES}
 
 
-def test_the_deviations_that_the_study_tells_are_the_pooled_ones(stored: claims.StoredRuns) -> None:
+def test_the_page_of_the_study_states_the_pooled_deviations(stored: claims.StoredRuns) -> None:
     both = {probe: found for probe, found in stored.deviation.items() if found}
     told = (
         "({knn:.2f} points kNN and {linear:.2f} linear, with {freedom:.0f} degrees of freedom"
@@ -49,7 +47,7 @@ def test_the_deviations_that_the_study_tells_are_the_pooled_ones(stored: claims.
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/study.md", "docs/duplicates.md"])
-def test_a_sentence_about_recordings_has_a_difference_of_the_tables(page: str) -> None:
+def test_every_difference_in_a_sentence_is_in_a_table(page: str) -> None:
     text = (claims.ROOT / page).read_text(encoding="utf-8")
     sentences = " ".join(line for line in text.splitlines() if not line.startswith("|"))
     told = re.findall(r"(\d+\.\d ± \d+\.\d)", sentences)
@@ -92,22 +90,22 @@ def naive(differences: list[list[float]]) -> float:
     return math.sqrt(squares / sum(len(each) - 1 for each in differences))
 
 
-def test_the_pooled_deviation_is_that_of_all_pairs_around_their_own_means() -> None:
+def test_the_pooled_deviation_uses_all_pairs_around_their_own_means() -> None:
     first = found(a=(0.1, 0.3, 0.2), b=(0.2, 0.2, 0.7), c=(0.5,))
     second = found(a=(0.4, 0.1), b=(0.9, 0.7))
     expected = naive([[-0.1, 0.1, -0.5], [-0.5, -0.6]])
     assert pooled_deviation([first, second], "knn") == (pytest.approx(expected), 3)
 
 
-def test_differences_of_the_same_runs_count_as_many_times_as_they_are_free() -> None:
-    """Three arms have three differences, of which two tell the third."""
+def test_the_pooled_deviation_counts_only_free_differences_of_three_arms() -> None:
+    """Three arms have three differences, and two of them determine the third."""
     a, b, c = (0.1, 0.3, 0.2), (0.2, 0.2, 0.7), (0.5, 0.4, 0.4)
     pairs = [[x - y for x, y in zip(*each, strict=True)] for each in ((a, b), (a, c), (b, c))]
     pooled = pooled_deviation([found(a=a, b=b, c=c)], "knn")
     assert pooled == (pytest.approx(naive(pairs)), 4)
 
 
-def test_a_difference_is_of_runs_on_one_device() -> None:
+def test_a_difference_compares_only_runs_on_one_device() -> None:
     runs = found(a=(0.1, 0.3, 0.2), b=(0.2, 0.2, 0.7))
     runs.results["a", "parked"][2] = RunResult({"knn": 0.9}, {"device": "cuda:0 (a card)"})
     assert runs.gain(("b", "parked"), ("a", "parked"), "knn").values == pytest.approx((0.1, -0.1))
@@ -118,7 +116,7 @@ def test_a_difference_is_of_runs_on_one_device() -> None:
     assert pooled_deviation([runs], "linear") is None
 
 
-def test_without_repeated_pairs_there_is_no_deviation_and_no_error() -> None:
+def test_a_single_pair_has_no_deviation_and_no_error() -> None:
     assert pooled_deviation([found(a=(0.1,), b=(0.2,))], "knn") is None
     assert Spread((0.1,)).difference(None) == "+10.0 (1)"
 
@@ -133,6 +131,6 @@ def test_a_difference_has_the_pooled_error_of_its_seeds(
     assert Spread(values).difference(Deviation(0.008, 9)) == told
 
 
-def test_a_page_cannot_name_a_table_that_is_not_made(stored: claims.StoredRuns) -> None:
+def test_a_page_that_names_an_unknown_table_raises_an_error(stored: claims.StoredRuns) -> None:
     with pytest.raises(KeyError, match="nothing"):
         claims.made("<!-- study: nothing -->\n<!-- end -->", stored)

@@ -1,4 +1,4 @@
-"""python -m benchmarks.experiments: its files, going on after a stop, and wrong usage."""
+"""python -m benchmarks.experiments: its files, how it resumes after a stop, and wrong usage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def command(cifar: Path, out: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_runs_are_made_once_and_reported_alike(
+def test_a_finished_run_is_not_repeated_and_its_report_stays_the_same(
     cifar: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -72,7 +72,7 @@ def test_runs_are_made_once_and_reported_alike(
     assert "      x1 / both / seed0" in listed
 
 
-def test_an_interrupted_study_leaves_no_worker_behind(cifar: Path, tmp_path: Path) -> None:
+def test_an_interrupted_experiment_leaves_no_worker_running(cifar: Path, tmp_path: Path) -> None:
     process = Forked(main, command(cifar, tmp_path), output=tmp_path / "output.log")
     children: list[int] = []
     try:
@@ -106,7 +106,9 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_a_report_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_that_no_run_is_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["duel", "--report", "--out", str(tmp_path / "none")]) == 0
     assert "no run is finished" in capsys.readouterr().out
     assert not (tmp_path / "none").exists()
@@ -122,7 +124,7 @@ def test_a_report_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     ],
     ids=["no data", "name", "preset", "source"],
 )
-def test_wrong_usage_is_told(
+def test_the_command_refuses_wrong_arguments(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -140,20 +142,20 @@ def test_wrong_usage_is_told(
     ],
     ids=["only", "seeds", "minutes"],
 )
-def test_settings_that_cannot_work_are_told(
+def test_the_command_refuses_options_that_cannot_work(
     arguments: list[str], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert main(["duel", *arguments]) == 2
     assert message in caplog.text
 
 
-def test_data_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_command_reports_missing_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert main(["duel", "--data", f"cifar:{tmp_path}"]) == 1
     assert "no test_batch.bin" in caplog.text
     assert "such as cifar:FOLDER" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["steps", "batch", "capacity", "dim", "references"])
-def test_numbers_of_a_study_are_at_least_1(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_study_refuses_numbers_below_1(name: str, caplog: pytest.LogCaptureFixture) -> None:
     assert main(["study", "--list", f"--{name}", "0"]) == 2
     assert f"--{name} 0: must be at least 1" in caplog.text

@@ -33,17 +33,19 @@ def judged(folder: Path, linear: dict[tuple[str, str, int], float], **more: obje
     # Two standard errors of a difference near 0.5 on 10,000 images are 0.0141.
     [(0.52, "agrees"), (0.51, "not settled"), (0.49, "not settled"), (0.48, "disagrees")],
 )
-def test_one_seed_is_judged_by_the_test_images(tmp_path: Path, better: float, word: str) -> None:
+def test_the_verdict_on_one_seed_uses_the_error_of_the_test_images(
+    tmp_path: Path, better: float, word: str
+) -> None:
     found = judged(tmp_path, {(*BASE, 0): 0.5, (*BETTER, 0): better})
     assert found[:2] == [word, "not run"]
 
 
-def test_a_smaller_test_settles_less(tmp_path: Path) -> None:
+def test_a_smaller_test_set_leaves_the_same_difference_unsettled(tmp_path: Path) -> None:
     linear = {(*BASE, 0): 0.5, (*BETTER, 0): 0.52}
     assert judged(tmp_path, linear, queries=1000)[0] == "not settled"
 
 
-def test_seeds_that_scatter_settle_nothing(tmp_path: Path) -> None:
+def test_seeds_with_a_large_spread_settle_no_claim(tmp_path: Path) -> None:
     gains = (0.08, -0.02, 0.03)
     linear = {(*BASE, seed): 0.5 for seed in range(3)}
     linear |= {(*BETTER, seed): 0.5 + gain for seed, gain in enumerate(gains)}
@@ -75,7 +77,7 @@ def test_p_values_are_corrected_for_their_number(tmp_path: Path) -> None:
 
 
 @table(("flat", "word"), [(0.6, "agrees"), (0.4, "disagrees"), (0.5, None)])
-def test_what_no_test_image_blurs_is_judged_by_two_seeds(
+def test_a_measure_without_test_images_needs_two_seeds_for_a_verdict(
     tmp_path: Path, flat: float, word: str | None
 ) -> None:
     entropy = {"base": 0.5, "better": flat}
@@ -85,12 +87,12 @@ def test_what_no_test_image_blurs_is_judged_by_two_seeds(
     assert judged(tmp_path / "two", two, entropy=entropy)[2] == (word or "not settled")
 
 
-def test_the_papers_difference_is_that_of_its_figures(tmp_path: Path) -> None:
+def test_the_difference_of_a_paper_comes_from_its_figures(tmp_path: Path) -> None:
     found = results(tmp_path, {(*BASE, 0): 0.5}).found()
     assert [verdict.paper for verdict in verdicts(EXPERIMENT, found)] == [3.5, None, None]
 
 
-def test_only_seeds_that_both_have_are_compared(tmp_path: Path) -> None:
+def test_only_seeds_of_both_arms_are_compared(tmp_path: Path) -> None:
     linear = {(*BASE, 0): 0.4, (*BASE, 1): 0.5, (*BETTER, 1): 0.6, (*BETTER, 2): 0.9}
     found = results(tmp_path, linear).found()
     assert found.gain(BETTER, BASE, "linear").values == pytest.approx((0.1,))
@@ -114,7 +116,7 @@ def test_a_cell_without_a_run_is_empty(tmp_path: Path) -> None:
     ],
     ids=["none", "one", "signed", "spread"],
 )
-def test_numbers_are_told_with_their_spread(
+def test_a_number_is_shown_with_its_spread(
     values: tuple[float, ...], sign: bool, text: str
 ) -> None:
     assert Spread(values).text(sign=sign) == text
@@ -137,7 +139,7 @@ def test_a_report_is_redrawn_to_the_same_bytes(tmp_path: Path) -> None:
     assert "Results of 3 claims: 2 hold here, 0 do not, 1 are not settled, 0 have not" in text
 
 
-def test_other_settings_are_kept_apart(tmp_path: Path) -> None:
+def test_results_of_other_settings_are_not_used(tmp_path: Path) -> None:
     results(tmp_path, {(*BASE, 0): 0.5})
     run = PaperRun(EXPERIMENT.arms[0], 0)
     assert reproduction(tmp_path).results.get(run) is not None
@@ -147,7 +149,7 @@ def test_other_settings_are_kept_apart(tmp_path: Path) -> None:
     assert reproduction(tmp_path).results.get(changed) is None
 
 
-def test_results_of_several_sets_ask_which(tmp_path: Path) -> None:
+def test_results_of_several_data_sets_need_the_option_data(tmp_path: Path) -> None:
     for data in ("one", "two"):
         results(tmp_path, {(*BASE, 0): 0.5}, data=data)
     assert len(reproduction(tmp_path, "one").found().results) == 1
@@ -155,7 +157,7 @@ def test_results_of_several_sets_ask_which(tmp_path: Path) -> None:
         reproduction(tmp_path, data=None)
 
 
-def test_a_torn_line_is_no_result_and_spoils_no_other(tmp_path: Path) -> None:
+def test_a_torn_line_is_ignored_and_other_results_are_kept(tmp_path: Path) -> None:
     stored = results(tmp_path, {(*BASE, 0): 0.5, (*BETTER, 0): 0.6}).results
     content = stored.path.read_bytes()
     stored.path.write_bytes(content[:-20])
@@ -168,7 +170,7 @@ def test_a_torn_line_is_no_result_and_spoils_no_other(tmp_path: Path) -> None:
     assert len(reproduction(tmp_path).found().results) == 2
 
 
-def test_a_report_replaces_the_older_ones_of_its_kind_alone(tmp_path: Path) -> None:
+def test_a_report_replaces_only_older_reports_of_its_kind(tmp_path: Path) -> None:
     kept = ["2025-01-01-duel-cpu-other.md", "2025-01-01-duel-tiny.jsonl", "duel-tiny.jsonl"]
     older = [f"2025-01-01-duel-tiny-abacus-1-cores.{end}" for end in ("md", "svg", "png")]
     for name in (*kept, *older):

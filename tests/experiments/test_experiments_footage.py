@@ -144,7 +144,7 @@ def test_cameras_begin_and_end_at_the_same_time(folder: Path) -> None:
     assert (stream.image_NHWC[yard[0]] == stream.image_NHWC[yard[6]]).all(), "shown twice"
 
 
-def test_a_crawl_leaves_out_broken_files_and_all_copies_of_what_is_tested(folder: Path) -> None:
+def test_a_crawl_streams_no_broken_file_and_no_copy_of_a_tested_picture(folder: Path) -> None:
     found = RECORDINGS["crawl"](folder, SIDE)
     assert len(found.stream) + 2 * len(found.tested) == 80
     assert 0 < len(found.tested) < 10
@@ -152,7 +152,7 @@ def test_a_crawl_leaves_out_broken_files_and_all_copies_of_what_is_tested(folder
     assert len(np.unique(found.stream.original_N)) * 2 == len(found.stream)
 
 
-def test_a_patrol_whose_rows_do_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_patrol_with_fewer_rows_than_images_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "patrol").mkdir()
     for name in ("patrol.mcap", "patrol.json"):
         (tmp_path / "patrol" / name).write_bytes((folder / "patrol" / name).read_bytes())
@@ -162,7 +162,7 @@ def test_a_patrol_whose_rows_do_not_fit_is_refused(folder: Path, tmp_path: Path)
         robot(tmp_path, SIDE)
 
 
-def test_what_a_memory_holds_is_counted_as_by_hand() -> None:
+def test_holdings_equal_the_counts_by_hand() -> None:
     image_NHWC = pictures(12)
     seen = frames(image_NHWC, producers=["robot", "yard"] * 6)
     rows = np.array([0, 1, 2, 3, 6])
@@ -184,14 +184,14 @@ def test_what_a_memory_holds_is_counted_as_by_hand() -> None:
     assert found["worst_gap"] == pytest.approx(np.quantile(gap_N, 0.99), abs=1e-3)
 
 
-def test_a_mirrored_picture_is_a_near_duplicate_and_different_ones_are_not() -> None:
+def test_near_duplicates_counts_mirrored_pictures_and_no_different_pictures() -> None:
     image_NHWC = pictures(20)
     assert near_duplicates(image_NHWC) == 0
     mirrored = np.concatenate([image_NHWC, image_NHWC[:5, :, ::-1]])
     assert near_duplicates(mirrored) == pytest.approx(10 / 25)
 
 
-def test_a_recording_is_shown_in_order_and_again(folder: Path) -> None:
+def test_a_recording_is_shown_in_order_and_repeated(folder: Path) -> None:
     shown = Shown(frames(pictures(6)), batch=4, passes=2)
     assert shown.batches == 3
     taken = [shown.next(0.0) for _ in range(3)]
@@ -220,7 +220,7 @@ def test_a_run_trains_on_the_recording_and_measures_its_memory(
     assert found["object_queries"] == 16
 
 
-def test_two_seeds_differ_and_one_seed_repeats(recording: Recording) -> None:
+def test_runs_of_two_seeds_differ_and_runs_of_one_seed_are_equal(recording: Recording) -> None:
     one, other, again = (
         run_once(TINY, FootageRun("cameras", "reservoir", seed), recording) for seed in (0, 1, 0)
     )
@@ -277,14 +277,14 @@ def test_the_command_makes_missing_runs_once(
         (["nowhere"], 1, "nowhere is no folder of recordings"),
     ],
 )
-def test_what_the_command_refuses(
+def test_the_command_refuses_wrong_numbers_and_missing_folders(
     words: list[str], status: int, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert command.main([*words, "--out", str(tmp_path)]) == status
     assert says in caplog.text
 
 
-def test_the_tables_of_a_page_are_those_of_all_stored_runs() -> None:
+def test_each_page_has_the_tables_of_all_stored_runs() -> None:
     stored = Results(report.RUNS, FootageSettings().facts())
     made = report.tables(report.found_in(stored.by_name()))
     for page in report.PAGES:
@@ -297,7 +297,7 @@ def test_the_tables_of_a_page_are_those_of_all_stored_runs() -> None:
     ("folder", "settings"),
     [("", FootageSettings()), ("eight-passes", FootageSettings(passes=8))],
 )
-def test_the_stored_tables_are_those_of_the_stored_runs(
+def test_the_stored_tables_follow_from_the_stored_runs(
     folder: str, settings: FootageSettings
 ) -> None:
     stored = report.RUNS.parent / folder

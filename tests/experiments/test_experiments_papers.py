@@ -1,4 +1,4 @@
-"""Every experiment: its arms learn, and what its tables and claims name exists."""
+"""The arms of every experiment learn, and its tables and claims name only cells that exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMES = ("train_s", "evaluate_s", "step_ms")
 
 
 def kinds(experiment: Experiment) -> list[PaperArm]:
-    """The first arm of each row, with tiny batches."""
+    """Return the first arm of each row, with tiny batches."""
     firsts: dict[str, PaperArm] = {}
     for arm in experiment.arms:
         firsts.setdefault(arm.row, arm)
@@ -69,7 +69,7 @@ def test_an_arm_learns_and_is_measured(experiment: Experiment, arm: PaperArm) ->
 
 
 @EVERY
-def test_tables_and_claims_name_what_is_run(experiment: Experiment) -> None:
+def test_tables_and_claims_name_only_cells_that_are_run(experiment: Experiment) -> None:
     cells = [arm.cell for arm in experiment.arms]
     assert len(set(cells)) == len(cells)
     assert {column for _, column in cells} == set(experiment.columns)
@@ -113,7 +113,7 @@ def test_cpu_small_is_sized_for_a_quarter_of_an_hour(experiment: Experiment) -> 
     assert seconds <= 2 * 15 * 60
 
 
-def test_the_page_tells_how_many_runs_there_are_and_how_long_they_took() -> None:
+def test_the_page_of_the_reproduction_states_the_numbers_and_minutes_of_runs() -> None:
     page = (REPORTS.parents[1] / "docs" / "reproduction.md").read_text(encoding="utf-8")
     told = re.findall(r"^\| `([\w-]+)` \| (\d+), ([\d.]+) \|", page, re.MULTILINE)
     assert len(told) == 7
@@ -123,7 +123,7 @@ def test_the_page_tells_how_many_runs_there_are_and_how_long_they_took() -> None
         assert (int(runs), float(minutes)) == (len(found), round(seconds / 120, 1))
 
 
-def test_the_page_tells_how_far_positive_debiased_is_ahead_early() -> None:
+def test_the_page_of_the_papers_states_the_lead_of_positive_debiased() -> None:
     """The traces have the kNN accuracy on a few images, at every tenth update of 200."""
     page = (REPORTS.parents[1] / "docs" / "papers.md").read_text(encoding="utf-8")
     traces = {
@@ -152,7 +152,7 @@ def test_the_command_knows_every_experiment_and_preset() -> None:
     assert list(command.PRESETS) == list(PRESETS)
 
 
-def test_a_run_repeats_itself() -> None:
+def test_a_repeated_run_gives_the_same_numbers() -> None:
     experiment = EXPERIMENTS["self-labeling"]
     run = PaperRun(experiment.arms[3], 1)
     first, again = (run_once(experiment, TINY, run, DATA) for _ in range(2))
@@ -177,7 +177,7 @@ def test_arms_of_a_seed_share_weights_and_stream() -> None:
 @pytest.mark.parametrize(
     ("name", "features"), [("conv", 192), ("resnet18", 512), ("resnet50", 2048)]
 )
-def test_networks_have_the_features_they_state(name: str, features: int) -> None:
+def test_networks_have_the_number_of_features_that_they_state(name: str, features: int) -> None:
     net, stated = encoder(name)  # type: ignore[arg-type]
     with torch.no_grad():
         found = net.eval()(torch.zeros(1, 3, 32, 32))

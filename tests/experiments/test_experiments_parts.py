@@ -1,4 +1,4 @@
-"""The stream, the data, what is watched, and the budget of time."""
+"""The stream, the data, the measurements of a run, and the budget of time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stream_ssl.memory import WorkingMemory
 
 
 @pytest.mark.parametrize("bias", [1, 9])
-def test_the_stream_has_the_bias_it_is_asked_for(bias: int) -> None:
+def test_the_stream_has_the_requested_bias(bias: int) -> None:
     stream = Biased(DATA.train, CLASSES, bias, batch=1000, seed=3)
     batches = [stream.next(0.0) for _ in range(10)]
     counts = np.bincount(np.concatenate([batch.labels_B for batch in batches]), minlength=CLASSES)
@@ -37,7 +37,7 @@ def test_the_stream_has_the_bias_it_is_asked_for(bias: int) -> None:
     assert ((rest - rest.mean()) ** 2 / rest.mean()).sum() < 26
 
 
-def test_the_stream_tells_which_image_a_sample_shows() -> None:
+def test_the_stream_names_the_image_of_each_sample() -> None:
     batch = Biased(DATA.train, CLASSES, 3, batch=50, seed=0).next(0.0)
     rows = batch.hashes_B - 1
     assert np.array_equal(batch.images_BCHW.transpose(0, 2, 3, 1), DATA.train.image_NHWC[rows])
@@ -45,7 +45,7 @@ def test_the_stream_tells_which_image_a_sample_shows() -> None:
     assert len(set(batch.ids_B.tolist())) == 50
 
 
-def test_arrays_that_workers_map_are_the_data(tmp_path: Path) -> None:
+def test_workers_load_the_data_that_was_stored(tmp_path: Path) -> None:
     store(DATA, tmp_path)
     again = stored(tmp_path)
     assert again.classes == CLASSES
@@ -59,7 +59,7 @@ def part(kind: Any, labels: list[int]) -> LabelledBatch:
     return LabelledBatch(kind, image_BHWC, np.array(labels), ids)
 
 
-def test_the_test_is_balanced_and_references_are_equally_many() -> None:
+def test_the_test_set_and_the_references_are_balanced() -> None:
     data = gather([part("reference", [0, 1, 0]), part("query", [0, 1, 1, 1]), part("query", [0])])
     assert sorted(data.test.label_N.tolist()) == [0, 0, 1, 1]
     assert sorted(first_of_each(data.train, 5).label_N.tolist()) == [0, 1]
@@ -81,7 +81,7 @@ def test_data_that_cannot_be_streamed_is_refused(parts: list[LabelledBatch], mes
 
 
 def filled(count: int, dim: int) -> tuple[WorkingMemory, Any]:
-    """A memory of labelled rows, and a record of a batch that its last rows are."""
+    """Return a memory of labelled rows, and the record of a batch of its last rows."""
     draw = torch.Generator().manual_seed(5)
     z_KD = torch.nn.functional.normalize(torch.randn(count, dim, generator=draw), dim=1)
     labels = torch.arange(count) % 3
@@ -94,7 +94,7 @@ def filled(count: int, dim: int) -> tuple[WorkingMemory, Any]:
     return memory, record
 
 
-def test_soft_labels_are_as_a_loop_has_them() -> None:
+def test_soft_labels_equal_those_of_a_loop() -> None:
     memory, record = filled(12, 5)
     loss = SelfLabeling(temperature=0.3, alpha=0.25, beta=0.15, sharpening=0.5, rise=0)
     found = soft_labels(record, memory, loss, mixup=0.0)
@@ -145,7 +145,7 @@ def test_the_prior_is_compared_with_the_share_of_the_class(prior: Any) -> None:
 
 
 class Instantly:
-    """In the place of a pool of processes: a run ends when it is begun, 30 seconds later."""
+    """A stand-in for a pool of processes. A run ends at once, 30 seconds later by the clock."""
 
     def __init__(self, *_: Any) -> None:
         self.begun: list[str] = []
@@ -167,7 +167,7 @@ class Instantly:
 
 # Three looks at the clock a run: the third would begin after 70 seconds.
 @table(("minutes", "count"), [(None, 5), (1.0, 2), (0.001, 0)])
-def test_no_run_is_begun_that_would_end_too_late(
+def test_the_pool_starts_no_run_that_would_end_too_late(
     monkeypatch: pytest.MonkeyPatch, minutes: float | None, count: int
 ) -> None:
     monkeypatch.setattr(pool, "ProcessPoolExecutor", Instantly)
@@ -198,7 +198,7 @@ class InterruptedStart:
         def interrupted() -> None:
             del process.start  # a process is pickled as it starts
             process.start()
-            # Its queues are kept, or the worker ends when it does not find them.
+            # The worker's queues are kept, because it ends if it does not find them.
             self._started.append((process, options))
             raise KeyboardInterrupt
 
@@ -206,7 +206,7 @@ class InterruptedStart:
         return process
 
 
-def test_an_interrupt_while_a_worker_starts_leaves_none(
+def test_an_interrupt_during_the_start_of_a_worker_leaves_no_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fork_workers(monkeypatch, pool)
@@ -224,7 +224,7 @@ def test_an_interrupt_while_a_worker_starts_leaves_none(
         worker.kill()
 
 
-def test_a_watch_looks_every_few_updates_and_means_the_second_half() -> None:
+def test_a_measurement_is_made_every_few_updates_and_averaged_over_the_second_half() -> None:
     values = iter([1.0, math.nan, 4.0, 6.0])
     watch = Measurements(lambda record: {"entropy": next(values)}, steps=10, every=3)
     for update in range(1, 11):

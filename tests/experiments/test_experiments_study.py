@@ -1,4 +1,4 @@
-"""The study of memory policies: its streams, its results through kills, its tables."""
+"""The study of memory policies: its streams, its tables, and its results after a kill."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in text if line.endswith("}")]
 
 
-def test_a_killed_study_goes_on_where_it_was(
+def test_a_killed_study_continues_with_its_missing_runs(
     cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The killed study starts its worker as the product does, and the second one forks it."""
@@ -109,7 +109,7 @@ def test_a_killed_study_goes_on_where_it_was(
     Image.open(tmp_path / "accuracy.png").verify()
 
 
-def test_the_streams_are_drawn(cifar: Path, tmp_path: Path) -> None:
+def test_the_study_draws_a_picture_of_the_streams(cifar: Path, tmp_path: Path) -> None:
     picture = tmp_path / "streams.png"
     assert main(["study", "--data", f"cifar:{cifar}", "--streams", str(picture)]) == 0
     pixels = np.asarray(Image.open(picture).convert("L"), np.float64)
@@ -117,7 +117,7 @@ def test_the_streams_are_drawn(cifar: Path, tmp_path: Path) -> None:
     assert np.mean(pixels < 250) > 0.5
 
 
-def test_runs_of_every_device_count_alike() -> None:
+def test_the_settings_of_a_run_do_not_depend_on_the_device() -> None:
     assert StudySettings(device="cuda:0").facts() == StudySettings().facts()
 
 
@@ -130,7 +130,7 @@ def test_a_repeated_run_gives_the_same_numbers() -> None:
     assert found[0]["written_back"] <= 1
 
 
-def test_stored_runs_of_the_repository_are_read() -> None:
+def test_the_study_reads_the_stored_runs_of_the_repository() -> None:
     study = Study(StudySettings(), REPORTS / "study")
     done = [run.name for run in study.planned() if study.results.get(run) is not None]
     assert len(done) >= 178
@@ -167,7 +167,7 @@ def test_every_baseline_runs(arm: StudyArm) -> None:
     assert numbers["frames"] == settings.steps * samples
 
 
-def test_batches_of_the_first_frames_pass_over_the_others() -> None:
+def test_batches_of_used_frames_contain_only_the_first_frames() -> None:
     whole, part = (frames("shift", DATA.train, 8, seed=0, used=used) for used in (None, 3))
     for _ in range(2):
         all_of, first = whole.next(0.0), part.next(0.0)
@@ -175,7 +175,7 @@ def test_batches_of_the_first_frames_pass_over_the_others() -> None:
         assert np.array_equal(first.images_BCHW, all_of.images_BCHW[:3])
 
 
-def test_arms_of_a_seed_share_weights_whatever_their_method() -> None:
+def test_arms_of_a_seed_share_weights_under_every_method() -> None:
     views = Views(32)
     alike = [
         build(StudyRun("shift", arm, 1), StudySettings(**SETTINGS), DATA, views).method
@@ -188,17 +188,17 @@ def test_arms_of_a_seed_share_weights_whatever_their_method() -> None:
         assert not any(name.startswith("augment") for name in method.state_dict())
 
 
-def test_a_run_that_turns_copies_away_takes_more_frames_for_as_many_updates() -> None:
+def test_a_run_at_the_pace_of_new_frames_reads_at_least_a_batch_for_four_updates() -> None:
     settings = StudySettings(**{**SETTINGS, "steps": 12})
     follows, stays = (
         run_once(settings, StudyRun("parked", arm, 0), DATA)["frames"] for arm in (FOLLOWING, NOVEL)
     )
-    # Frames go to fill a batch with what is new, where the other arm updates on the memory.
+    # One arm reads frames until a batch of new frames is full. The other arm updates anyway.
     assert follows >= settings.steps / 4 * settings.batch
     assert stays == settings.steps * settings.batch
 
 
-def test_listing_and_reporting_train_nothing(tmp_path: Path, capsys) -> None:
+def test_listing_and_reporting_start_no_run(tmp_path: Path, capsys) -> None:
     out = ["--out", str(tmp_path)]
     assert main(["study", *out, "--list", "--only", "seed0"]) == 0
     assert f"      {plan()[0].name}" in capsys.readouterr().out
@@ -207,7 +207,9 @@ def test_listing_and_reporting_train_nothing(tmp_path: Path, capsys) -> None:
     assert not (tmp_path / "runs.jsonl").exists()
 
 
-def test_an_interrupted_study_reports_what_it_has(cifar, tmp_path, monkeypatch, capsys) -> None:
+def test_an_interrupted_study_reports_its_finished_runs(
+    cifar, tmp_path, monkeypatch, capsys
+) -> None:
     def finished(once, runs, *_, **__):
         yield runs[0], once(runs[0], DATA)
         raise KeyboardInterrupt
@@ -220,7 +222,9 @@ def test_an_interrupted_study_reports_what_it_has(cifar, tmp_path, monkeypatch, 
     assert "DUEL on thumbnails" in printed
 
 
-def test_wrong_usage_is_refused(tmp_path: Path, capsys, caplog) -> None:
+def test_the_study_refuses_wrong_arguments_and_missing_classes(
+    tmp_path: Path, capsys, caplog
+) -> None:
     assert main(["study", "--out", str(tmp_path), "--list", "--only", "x3"]) == 2
     assert "no run's name holds all of ['x3']" in caplog.text
     with pytest.raises(SystemExit) as ended:
@@ -243,7 +247,7 @@ def test_the_plan_holds_every_run_once() -> None:
         )
 
 
-def test_images_come_back_as_they_were_written(cifar: Path) -> None:
+def test_loaded_images_equal_the_written_images(cifar: Path) -> None:
     words = ["study", "--data", f"cifar:{cifar}"]
     parser = parser_of("study")
     source = sets.add_source(parser, words)
@@ -255,7 +259,7 @@ def test_images_come_back_as_they_were_written(cifar: Path) -> None:
 
 
 @table("name", STREAMS)
-def test_a_stream_repeats_itself_and_names_the_image_of_each_frame(name: str) -> None:
+def test_a_stream_is_reproducible_and_names_the_image_of_each_frame(name: str) -> None:
     draw = np.random.default_rng(0)
     images = LabelledImages(
         draw.integers(0, 256, (400, 32, 32, 3), dtype=np.uint8), np.arange(400) % CLASSES
@@ -279,23 +283,24 @@ def test_a_stream_repeats_itself_and_names_the_image_of_each_frame(name: str) ->
     assert share > 0.1 or name not in ("parked", "stalls", "stalls-x27", "video")
 
 
-def test_different_images_are_told_by_their_ids() -> None:
+def test_distinct_counts_different_images_by_their_ids() -> None:
     memory = WorkingMemory(10, 4, Oldest())
     image_B = torch.tensor([0, 3, 3, 3, 1, 0, 16, 0])
     memory.add(torch.arange(8) * STRIDE + image_B, torch.eye(4)[torch.arange(8) % 4])
     assert distinct(memory) == 4
 
 
-def test_an_oracle_evicts_the_oldest_frame_of_the_image_that_has_most() -> None:
+def test_an_oracle_evicts_the_oldest_frame_of_the_most_frequent_image() -> None:
     memory = WorkingMemory(4, 2, ImageBalanced())
     image_B = torch.tensor([7, 8, 8, 9, 7, 6, 7, 7])
     admission = memory.add(torch.arange(8) * STRIDE + image_B, torch.eye(2)[[0] * 8])
-    # First a copy of 8; then the oldest, of 7; and of copies of 7 the older, twice.
+    # Frames 1, 0 and 4 leave a newer frame of their image.
+    # Frame 2 leaves as the oldest frame, when no image has two.
     assert (admission.evicted // STRIDE).tolist() == [1, 0, 2, 4]
     assert sorted((memory.ids % STRIDE).tolist()) == [6, 7, 7, 9]
 
 
-def test_an_oracle_evicts_the_oldest_sample_of_the_class_that_has_most() -> None:
+def test_an_oracle_evicts_the_oldest_sample_of_the_most_frequent_class() -> None:
     for seed in range(15):
         rng = np.random.default_rng(seed)
         capacity, count = int(rng.integers(5, 20)), int(rng.integers(20, 120))
