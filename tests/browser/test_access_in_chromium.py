@@ -100,7 +100,7 @@ def test_a_person_logs_in_behind_a_proxy_and_finds_a_picture(chromium: Any, tmp_
             page.wait_for_selector("#token")
 
 
-def test_the_keyboard_is_enough(chromium: Any) -> None:
+def test_the_keyboard_alone_operates_the_mosaic_and_the_map(chromium: Any) -> None:
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
         page.wait_for_selector("#verdict.ok")
@@ -130,7 +130,7 @@ def test_the_keyboard_is_enough(chromium: Any) -> None:
         page.wait_for_selector("#slot[open]")
 
 
-def test_a_phone_shows_what_to_do_and_its_whole_menu(chromium: Any) -> None:
+def test_a_phone_shows_the_first_answer_and_the_whole_menu(chromium: Any) -> None:
     phone = {"viewport": {"width": 390, "height": 844}}
     with run() as (url, _, _r), Visit(chromium, url, **phone) as visit:
         page = visit.page
@@ -147,7 +147,7 @@ def test_a_phone_shows_what_to_do_and_its_whole_menu(chromium: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_phones_and_thousands(chromium: Any, scheme: str) -> None:
+def test_the_page_of_a_thousand_producers_fits_a_phone(chromium: Any, scheme: str) -> None:
     phone = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme, "has_touch": True}
     with run(slots=65_536 if scheme == "dark" else 500, producers=1000, labelled=False) as world:  # noqa: SIM117
         with Visit(chromium, world[0], **phone) as visit:
@@ -176,7 +176,7 @@ def test_phones_and_thousands(chromium: Any, scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_axe_finds_nothing_serious(chromium: Any, scheme: str, width: int) -> None:
+def test_axe_finds_no_serious_fault(chromium: Any, scheme: str, width: int) -> None:
     """On the whole page, in each dialog, on the log-in form and in a runbook."""
     options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
     with run(token=Token(SECRET)) as (url, learner, _), Visit(chromium, url, **options) as visit:
@@ -213,7 +213,7 @@ def test_axe_finds_nothing_serious(chromium: Any, scheme: str, width: int) -> No
 
 
 def serious(page: Any) -> list[str]:
-    """The serious and critical findings of axe-core, which the package brings with it."""
+    """Return the serious and critical findings of axe-core, which the package contains."""
     page.evaluate(axe.AXE_FILE_PATH.read_text())
     found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
     grave = [one for one in found if one["impact"] in ("serious", "critical")]
@@ -252,7 +252,7 @@ def test_the_keyboard_reaches_every_control(chromium: Any) -> None:
 
 
 def contrast(page: Any, one: str, other: str) -> float:
-    """Of two colours of the page's style, as WCAG 2 defines it."""
+    """Return the contrast of two colours of the page's style, as WCAG 2 defines it."""
     light = []
     for name in (one, other):
         text = page.evaluate(

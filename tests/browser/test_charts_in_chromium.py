@@ -22,7 +22,7 @@ from stream_ssl.observe.wording import percent
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 
-def test_the_last_label_of_an_axis_is_whole(chromium: Any) -> None:
+def test_the_last_label_of_an_axis_is_not_cut_off(chromium: Any) -> None:
     """The label stands in the middle below the last tick, which may be the end of the axis."""
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
@@ -51,14 +51,14 @@ DRAW = """import('./static/charts.js').then(({ Charts }) => {
 
 
 def drawn(visit: Any, title: str, role: str, values: Any, limits: Any) -> tuple[str, list[str]]:
-    """The names and the labels of the vertical axis of a chart of these values."""
+    """Return the names of a chart of these values, and the labels of its vertical axis."""
     asked = DRAW.replace("TITLE", title).replace("ROLE", role)
     asked = asked.replace("VALUES", json.dumps(values)).replace("LIMITS", json.dumps(limits))
     names, labels = visit.page.evaluate(asked)
     return names, labels
 
 
-def test_the_accuracy_before_the_first_update_is_a_level(chromium: Any) -> None:
+def test_the_chart_of_accuracy_shows_the_accuracy_at_the_start(chromium: Any) -> None:
     limits = {"held_out_first": 0.68, "held_out_chance": 0.1}
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         accuracy = {"held_out": [0.7, 0.75]}
@@ -67,8 +67,8 @@ def test_the_accuracy_before_the_first_update_is_a_level(chromium: Any) -> None:
         assert "chance 10 %" in " ".join(names.split())
 
 
-def test_a_machine_that_booted_again_has_charts(chromium: Any) -> None:
-    """Its processes count other seconds, so there may be no row after those of the page."""
+def test_the_page_loads_the_charts_again_after_a_reboot_of_the_machine(chromium: Any) -> None:
+    """The processes count seconds anew, so there may be no row newer than those of the page."""
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
         page.locator("#charts").scroll_into_view_if_needed()
@@ -88,7 +88,7 @@ def test_a_machine_that_booted_again_has_charts(chromium: Any) -> None:
             page.route("**/receiver/history?*", booted)
 
 
-def test_a_late_answer_does_not_mix_the_whole_run_into_half_an_hour(chromium: Any) -> None:
+def test_a_late_answer_about_the_whole_run_does_not_change_the_recent_chart(chromium: Any) -> None:
     late: list[Any] = []
     whole = re.compile("learner/history.*track=whole")
     with run() as (url, _, _r), Visit(chromium, url) as visit:
@@ -107,7 +107,7 @@ def test_a_late_answer_does_not_mix_the_whole_run_into_half_an_hour(chromium: An
         assert "since=5.01" not in asked.value.url
 
 
-def test_an_upgrade_that_brings_a_series_and_takes_one_away_has_charts(chromium: Any) -> None:
+def test_the_page_loads_the_charts_again_after_an_upgrade_changes_the_series(chromium: Any) -> None:
     """The page is open while the learner restarts with another version."""
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
@@ -127,7 +127,7 @@ def test_an_upgrade_that_brings_a_series_and_takes_one_away_has_charts(chromium:
             pass
 
 
-def test_a_process_that_is_gone_has_no_newest_value(chromium: Any) -> None:
+def test_a_chart_shows_no_newest_value_of_a_process_that_has_ended(chromium: Any) -> None:
     gone = """import('./static/charts.js').then(({ Charts }) => {
         const parent = document.createElement("div"), charts = new Charts(parent);
         document.body.append(parent);
@@ -190,7 +190,7 @@ def test_the_group_shows_the_slowest_rank_and_parked_journals(chromium: Any, sch
         assert not visit.page.locator('a[href="#group"]').is_visible()
 
 
-def test_ticks_stand_where_their_labels_say(chromium: Any) -> None:
+def test_the_labels_of_ticks_show_their_exact_values(chromium: Any) -> None:
     cases = {
         ("[0, 60, 120, 180]", "SECONDS"): ["0 min", "1 min", "2 min", "3 min"],
         ("[0, 30, 60, 90]", "SECONDS"): ["0 s", "30 s", "60 s", "90 s"],
@@ -218,7 +218,7 @@ def test_ticks_stand_where_their_labels_say(chromium: Any) -> None:
         assert 120 in steps, "five minutes need more than one tick"
 
 
-def test_any_range_and_another_run(chromium: Any, tmp_path: Path) -> None:
+def test_a_user_can_choose_a_range_and_compare_another_run(chromium: Any, tmp_path: Path) -> None:
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
         page.wait_for_selector(".chart canvas")
@@ -254,7 +254,7 @@ def test_any_range_and_another_run(chromium: Any, tmp_path: Path) -> None:
             page.evaluate("document.querySelector('#compare-note').textContent = ''")
 
 
-def test_shares_are_spelled_as_in_the_terminal(chromium: Any) -> None:
+def test_shares_are_formatted_as_in_the_terminal(chromium: Any) -> None:
     shares = [0, 0.0004, 0.025, 0.0999, 0.1, 0.46, 0.99, 0.9951, 0.99999, 1]
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         asked = f"import('./static/lib.js').then(l => {shares}.map(v => l.percent(v)))"
@@ -276,7 +276,7 @@ def test_events_are_marked_and_named(chromium: Any) -> None:
         assert "Short marks at the bottom are checkpoints" in note
 
 
-def test_a_running_mean_lies_over_the_raw_loss(chromium: Any) -> None:
+def test_smoothed_returns_a_running_mean_of_the_loss(chromium: Any) -> None:
     ask = """import('./static/charts.js').then(({ smoothed }) =>
         [smoothed([0, 3, 0, null, 3]), smoothed(Array(300).fill(2))])"""
     with run() as (url, _, _r), Visit(chromium, url) as visit:

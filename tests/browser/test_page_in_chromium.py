@@ -28,7 +28,7 @@ from stream_ssl.receiver.sessions import ProducerTable
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 
-def test_the_map_by_umap_and_who_left_with_pictures(chromium: Any) -> None:
+def test_the_page_shows_a_map_by_umap_and_pictures_of_evicted_samples(chromium: Any) -> None:
     with run(slots=600) as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
         page.wait_for_selector("#verdict.ok")
@@ -58,7 +58,7 @@ def test_the_map_by_umap_and_who_left_with_pictures(chromium: Any) -> None:
             visit.picture(f"umap-{scheme}")
 
 
-def test_the_legend_of_the_map_counts_what_the_memory_holds(chromium: Any) -> None:
+def test_the_legend_of_the_map_fits_the_number_of_slots(chromium: Any) -> None:
     told: dict[str, Any] = {"at": 0, "by": "pca", "labels": None, "share": [0.5, 0.5]}
     columns = ("slots", "ids", "x", "y", "duplicates")
     legend = "document.querySelector('#map-legend').innerText"
@@ -74,7 +74,7 @@ def test_the_legend_of_the_map_counts_what_the_memory_holds(chromium: Any) -> No
             assert page.evaluate(legend) == shown
 
 
-def test_slots_that_are_replaced_meanwhile_show_their_newer_samples(chromium: Any) -> None:
+def test_slots_that_were_replaced_after_the_listing_show_pictures(chromium: Any) -> None:
     """The memory replaces each slot between the listing and the pictures."""
 
     def newer(route: Any) -> None:
@@ -90,7 +90,7 @@ def test_slots_that_are_replaced_meanwhile_show_their_newer_samples(chromium: An
         until(visit.page, f"{painted}.length === 128")
 
 
-def test_another_process_has_other_pictures_under_the_same_names(chromium: Any) -> None:
+def test_the_page_loads_the_pictures_again_after_a_restart_of_the_learner(chromium: Any) -> None:
     """The dropped samples of each process of the learner are numbered from 0."""
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
@@ -106,7 +106,7 @@ def test_another_process_has_other_pictures_under_the_same_names(chromium: Any) 
         until(page, "document.querySelector('#mosaic .tile').style.backgroundImage")
 
 
-def test_red_lights_say_why_and_what_to_do(chromium: Any) -> None:
+def test_a_failed_condition_shows_its_reason(chromium: Any) -> None:
     with run() as (url, learner, receiver), Visit(chromium, url) as visit:
         page = visit.page
         page.wait_for_selector("#verdict.ok")
@@ -119,8 +119,8 @@ def test_red_lights_say_why_and_what_to_do(chromium: Any) -> None:
         visit.picture("red")
 
 
-def test_answers_of_a_process_that_has_gone_are_said_to_be_old(chromium: Any) -> None:
-    """Else a phone shows "healthy" answers, and the reason is far below."""
+def test_the_page_says_that_answers_are_old_after_all_processes_ended(chromium: Any) -> None:
+    """Otherwise a phone shows "healthy" answers, and the reason is far below."""
     with run() as (url, learner, receiver), Visit(chromium, url) as visit:
         page = visit.page
         page.wait_for_selector("#answers-list .good >> text=None of")
@@ -137,13 +137,13 @@ def test_answers_of_a_process_that_has_gone_are_said_to_be_old(chromium: Any) ->
 
 
 def test_the_title_of_a_tab_in_the_background_is_up_to_date(chromium: Any) -> None:
-    """There, the title is all that one sees of a run."""
+    """A user sees only the title of such a tab."""
     with run() as (url, learner, _r), Visit(chromium, url) as visit:
         page = visit.page
         page.wait_for_selector("#verdict.ok >> text=healthy")
         page.evaluate("Object.defineProperty(document, 'hidden', { value: true })")
         with page.expect_request_finished(lambda one: one.url.endswith("/api/run")):
-            pass  # a question may have been on its way
+            pass  # a request may have been on its way
         learner.health.set("journal", False, "cannot be read")
         until(page, "document.title.startsWith('▲ 1 condition')")
 
@@ -160,7 +160,7 @@ def test_a_process_that_hangs_is_not_called_healthy(chromium: Any) -> None:
         page.wait_for_selector("#no-answer .bad >> text=does not answer")
 
 
-def test_the_page_of_a_proxy_is_no_answer(chromium: Any) -> None:
+def test_a_page_of_a_proxy_counts_as_no_answer(chromium: Any) -> None:
     """A proxy whose session has ended sends its own page, with status 200."""
     proxy = {"status": 200, "content_type": "text/html", "body": "<h1>Log in"}
     with run() as (url, _, _r), Visit(chromium, url) as visit:
@@ -176,8 +176,8 @@ def test_the_page_of_a_proxy_is_no_answer(chromium: Any) -> None:
         visit.wrong.clear()
 
 
-def test_times_are_those_of_the_machine_of_the_run(chromium: Any) -> None:
-    """A robot without a network may have a wrong clock, and so has all that it tells."""
+def test_ages_are_computed_with_the_clock_of_the_learner(chromium: Any) -> None:
+    """A robot without a network may have a wrong clock, and all its times are wrong alike."""
 
     def two_hours_ahead(route: Any) -> None:
         told = route.fetch().json()
@@ -207,8 +207,8 @@ def test_a_learner_that_falls_behind_is_not_called_healthy(chromium: Any) -> Non
         )
 
 
-def test_each_condition_is_told_once_and_in_one_colour(chromium: Any) -> None:
-    """A warning is amber in the pill, the answer and the list; the list opens by its links."""
+def test_each_condition_is_shown_once_and_in_one_colour(chromium: Any) -> None:
+    """A warning is amber in the pill, the answer and the list. Links open the list."""
     with run() as (url, learner, _), Visit(chromium, url) as visit:
         page = visit.page
         page.wait_for_selector("#verdict.ok")
@@ -230,7 +230,7 @@ def test_each_condition_is_told_once_and_in_one_colour(chromium: Any) -> None:
         assert page.eval_on_selector("#verdict", colour) == warn
 
 
-def test_producers_with_one_fault_share_a_line(chromium: Any) -> None:
+def test_producers_with_the_same_fault_share_a_line(chromium: Any) -> None:
     with run() as (url, learner, _), Visit(chromium, url) as visit:
         page, one, began = visit.page, CONDITIONS["bad-samples"], time.time()
         page.wait_for_selector("#verdict.ok")
@@ -252,7 +252,9 @@ def test_producers_with_one_fault_share_a_line(chromium: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_receiver_alone_says_why_the_rest_is_missing(chromium: Any, width: int) -> None:
+def test_the_page_of_a_receiver_alone_says_why_other_parts_are_missing(
+    chromium: Any, width: int
+) -> None:
     table = ProducerTable(limit=16)
     table.opened("camera", None, "agent 1", 1000.0)
     viewport = {"viewport": {"width": width, "height": 900}}
@@ -279,7 +281,7 @@ def test_a_receiver_alone_says_why_the_rest_is_missing(chromium: Any, width: int
         visit.picture(f"receiver-alone-{width}")
 
 
-def test_a_learner_that_dies_leaves_its_last_slots_marked_as_old(chromium: Any) -> None:
+def test_the_page_marks_the_slots_of_a_learner_that_has_ended_as_old(chromium: Any) -> None:
     with run() as (_, learner, receiver), Visit(chromium, receiver.address + "/") as visit:
         page = visit.page
         page.locator("#memory").scroll_into_view_if_needed()
@@ -293,7 +295,7 @@ def test_a_learner_that_dies_leaves_its_last_slots_marked_as_old(chromium: Any) 
         assert page.eval_on_selector("#mosaic", "e => getComputedStyle(e).opacity") == "0.5"
 
 
-def test_a_learner_alone_shows_the_producers_that_it_knows(chromium: Any) -> None:
+def test_the_page_of_a_learner_alone_shows_the_producers_that_it_knows(chromium: Any) -> None:
     with run() as (url, _, receiver):
         receiver.close()
         with Visit(chromium, url) as visit:
@@ -306,7 +308,7 @@ def test_a_learner_alone_shows_the_producers_that_it_knows(chromium: Any) -> Non
             assert page.locator("#tiles dt >> text=received").count() == 0
 
 
-def test_what_producers_are_called_is_text(chromium: Any) -> None:
+def test_the_names_of_producers_are_shown_as_text(chromium: Any) -> None:
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
         page.locator("#producers").scroll_into_view_if_needed()
@@ -320,7 +322,7 @@ def test_what_producers_are_called_is_text(chromium: Any) -> None:
         until(page, "document.title === '● healthy — parked on ' + document.body.dataset.host")
 
 
-def test_one_producer_has_an_address(chromium: Any) -> None:
+def test_the_dialog_of_a_producer_has_its_own_address(chromium: Any) -> None:
     with run(producers=1000) as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
         page.locator("#producers").scroll_into_view_if_needed()
@@ -349,8 +351,8 @@ def test_one_producer_has_an_address(chromium: Any) -> None:
         page.wait_for_selector("#mosaic .tile >> nth=127")
 
 
-def test_the_dialog_of_a_producer_asks_nothing_while_nobody_looks(chromium: Any) -> None:
-    """Each of its questions takes some of the learner's time."""
+def test_the_dialog_of_a_producer_sends_no_request_while_the_tab_is_hidden(chromium: Any) -> None:
+    """Each request takes some of the learner's time."""
     with run() as (url, _, _r), Visit(chromium, f"{url}#producer/camera-0000") as visit:
         page, asked = visit.page, []
         page.wait_for_selector("#producer[open] #producer-facts dd")
@@ -358,12 +360,12 @@ def test_the_dialog_of_a_producer_asks_nothing_while_nobody_looks(chromium: Any)
         for number in range(4):  # two seconds each; the dialog would ask every three
             with page.expect_request("**/api/run"):
                 pass
-            if not number:  # other questions may have been on their way
+            if not number:  # other requests may have been on their way
                 page.on("request", lambda one: asked.append(one.url))
         assert {one.rpartition("/api/")[2] for one in asked} == {"run"}
 
 
-def test_a_picture_is_searched_for(chromium: Any, tmp_path: Path) -> None:
+def test_a_user_can_search_for_a_picture(chromium: Any, tmp_path: Path) -> None:
     good, bad = tmp_path / "<b>good.png", tmp_path / "bad.png"
     good.write_bytes(png(torch.zeros(9, 9, 3, dtype=torch.uint8).numpy()))
     bad.write_bytes(b"not a picture")
@@ -415,7 +417,7 @@ def test_the_evaluation_shows_confused_classes_and_neighbours(chromium: Any) -> 
 
 
 def test_a_run_without_held_out_images_has_no_empty_section(chromium: Any) -> None:
-    """And each answer has the status 200, because a browser logs others as errors."""
+    """Each answer has the status 200, because a browser logs others as errors."""
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         until(visit.page, "document.querySelector('#answers-list li')")
         with visit.page.expect_response("**/api/learner/held_out") as asked:
@@ -426,14 +428,14 @@ def test_a_run_without_held_out_images_has_no_empty_section(chromium: Any) -> No
 
 
 def photo(form: str) -> bytes:
-    """A file of a picture of 96 x 48 pixels, of several kilobytes."""
+    """Return the file of a picture of 96 x 48 pixels, with several kilobytes."""
     pixels_HWC = np.random.default_rng(0).integers(0, 256, (48, 96, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels_HWC).save(file, form)
     return file.getvalue()
 
 
-def test_the_dialog_of_a_slot_shows_the_file_as_it_was_sent(chromium: Any) -> None:
+def test_the_dialog_of_a_slot_shows_the_original_file(chromium: Any) -> None:
     with run(originals={"sent": photo("WEBP")}) as (url, _, _r), Visit(chromium, url) as visit:
         until(visit.page, "document.querySelector('#mosaic .tile')")
         visit.page.click("#mosaic .tile")
@@ -442,7 +444,7 @@ def test_the_dialog_of_a_slot_shows_the_file_as_it_was_sent(chromium: Any) -> No
         visit.picture("original")
 
 
-def test_the_dialog_of_a_slot_waits_for_no_step(chromium: Any) -> None:
+def test_the_dialog_of_a_slot_opens_before_the_learner_answers(chromium: Any) -> None:
     """The learner answers the first question late, when another slot is shown."""
     late: list[Any] = []
     with run() as (url, _, _r), Visit(chromium, url) as visit:
@@ -467,7 +469,7 @@ def test_the_dialog_of_a_slot_waits_for_no_step(chromium: Any) -> None:
         assert facts != first
 
 
-def test_an_answer_of_another_form_leaves_no_old_verdict(chromium: Any) -> None:
+def test_an_answer_of_an_unknown_form_replaces_the_old_verdict(chromium: Any) -> None:
     """A page that is open during an upgrade may not know the answers of the new version."""
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
@@ -478,7 +480,7 @@ def test_an_answer_of_another_form_leaves_no_old_verdict(chromium: Any) -> None:
         assert "Reload the page" in page.inner_text("#no-answer")
 
 
-def test_a_name_that_is_cut_is_whole_in_its_tooltip(chromium: Any) -> None:
+def test_the_tooltip_of_a_name_shows_the_whole_name(chromium: Any) -> None:
     cut = "[...document.querySelectorAll('#evicted td.name')].filter((one) => one.textContent)"
     with run(slots=64) as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
@@ -487,7 +489,7 @@ def test_a_name_that_is_cut_is_whole_in_its_tooltip(chromium: Any) -> None:
         assert page.evaluate(f"{cut}.every((one) => one.title === one.textContent)")
 
 
-def test_the_list_of_orders_on_a_phone_has_no_column_without_one(chromium: Any) -> None:
+def test_a_phone_lists_only_columns_that_can_be_sorted(chromium: Any) -> None:
     phone = {"viewport": {"width": 390, "height": 844}}
     with run() as (url, _, _r), Visit(chromium, url, **phone) as visit:
         page = visit.page
@@ -498,7 +500,7 @@ def test_the_list_of_orders_on_a_phone_has_no_column_without_one(chromium: Any) 
 
 
 def test_a_column_of_the_learner_sorts_all_producers(chromium: Any) -> None:
-    """The receiver, which does not know the column, sends a page of them by name."""
+    """The receiver does not know the column, so it sends a page of producers in order of names."""
     uses = {"camera-0070": {"slots": 99}, "camera-0003": {"slots": 7}}
     fates = {"occupied": 106, "offered": 106, "producers": {}, "uses": uses}
     names = "[...document.querySelectorAll('#producers-table bdi')].map((one) => one.textContent)"
@@ -532,7 +534,7 @@ def test_parts_without_an_answer_say_that_they_wait(chromium: Any) -> None:
             until(page, f"!document.querySelector('#{part}-note').textContent.includes('Waiting')")
 
 
-def test_the_table_of_producers_waits_for_no_step(chromium: Any) -> None:
+def test_the_table_of_producers_is_shown_before_the_learner_answers(chromium: Any) -> None:
     late: list[Any] = []
     busy = {"status": 503, "body": '{"error": "the learner did not answer within 20 s"}'}
     with run() as (url, _, _r), Visit(chromium, url) as visit:
@@ -551,7 +553,9 @@ def test_the_table_of_producers_waits_for_no_step(chromium: Any) -> None:
         assert "no longer" not in page.inner_text("#producers-note")
 
 
-def test_the_last_quarantined_samples_have_their_reason(chromium: Any, tmp_path: Path) -> None:
+def test_the_page_shows_quarantined_samples_with_their_reason(
+    chromium: Any, tmp_path: Path
+) -> None:
     quarantine = Quarantine(tmp_path)
     packet = {"source": "lens", "producer": HOSTILE, "sequence": 7, "received": 100.0}
     error = BadSample("corrupt", "the JPEG ends early")

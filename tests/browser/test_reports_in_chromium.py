@@ -32,7 +32,7 @@ def phone(chromium: Any, file: Path) -> Any:
     return page
 
 
-def test_names_of_classes_leave_the_report_of_curate_in_its_width(
+def test_long_names_of_classes_do_not_widen_the_report_of_curate(
     chromium: Any, tmp_path: Path
 ) -> None:
     photos, out, draw = tmp_path / "photos", tmp_path / "out", np.random.default_rng(0)
@@ -52,7 +52,9 @@ def test_names_of_classes_leave_the_report_of_curate_in_its_width(
     page.close()
 
 
-def test_charts_of_the_demo_can_be_read(chromium: Any, tmp_path: Path) -> None:
+def test_the_report_of_the_demo_fits_a_phone_and_its_letters_can_be_read(
+    chromium: Any, tmp_path: Path
+) -> None:
     history, evaluation, replay = made_up_history(), made_up_evaluation(), made_up_replay()
     found = summary.figures(history, evaluation, replay)
     file = tmp_path / "report.html"
