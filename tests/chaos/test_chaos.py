@@ -119,7 +119,7 @@ def test_a_check_of_ranks_runs_in_a_separate_program() -> None:
     assert ranks.checked("turns") == [""]
 
 
-def test_the_receiver_survives_a_fuzzer_with_little_memory(tmp_path: Path) -> None:
+def test_the_receiver_needs_little_memory_under_a_fuzzer(tmp_path: Path) -> None:
     found = fuzz.run(tmp_path, seconds=3.0)
     assert found["messages"] > 10
     assert found["rss_mb"] < 300
