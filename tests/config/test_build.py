@@ -28,7 +28,7 @@ def most_duplicated(score: dict[str, Any]) -> dict[str, Any]:
     [(most_duplicated(SHARP), VonMisesFisher(0.1)), (None, VonMisesFisher(0.1))],
     ids=["sharp", "default"],
 )
-def test_shadows_count_by_the_working_memorys_score(
+def test_shadows_without_a_score_use_the_score_of_the_working_memory(
     tmp_path: Path, working: dict[str, Any] | None, score: Score
 ) -> None:
     memory = {
@@ -61,7 +61,7 @@ def test_shadows_count_by_the_working_memorys_score(
         )
 
 
-def test_the_learners_seed_draws_the_evictions_of_the_memory(tmp_path: Path) -> None:
+def test_the_seed_of_the_learner_determines_random_evictions(tmp_path: Path) -> None:
     memory = {
         "capacity": 8,
         "eviction": {"class_path": "stream_ssl.memory.eviction.Random"},

@@ -58,7 +58,7 @@ def memory_of(settings: Namespace) -> WorkingMemory:
     return build.memory(instances, dim=16)
 
 
-def test_the_default_counts_on_embeddings_and_features_and_it_is_said(
+def test_the_default_descriptor_has_embeddings_and_features_and_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = parsed(file_of(tmp_path))
@@ -85,7 +85,7 @@ def test_the_default_counts_on_embeddings_and_features_and_it_is_said(
     ],
     ids=["short", "path", "null", "features", "parts"],
 )
-def test_the_command_line_names_another(
+def test_the_command_line_can_name_another_descriptor(
     arguments: list[str], found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, said = file_of(tmp_path), ["--memory.descriptor", *arguments]
@@ -112,7 +112,7 @@ def test_features_take_their_size_from_the_encoder(
         assert build.memory(settings, dim=16).descriptors.shape[1] == beside + dim
 
 
-def test_a_config_file_names_another(tmp_path: Path) -> None:
+def test_a_config_file_can_name_another_descriptor(tmp_path: Path) -> None:
     descriptor = memory_of(parsed(file_of(tmp_path, descriptor=TWO))).descriptor
     assert isinstance(descriptor, Weighted)
     assert repr(descriptor) == "Weighted([Thumbnail(side=4), Embedding()], weights=[0.75, 0.25])"
@@ -123,7 +123,9 @@ def test_a_config_file_names_another(tmp_path: Path) -> None:
     ("preset", "found"),
     [(None, DEFAULT.format(128)), ("d-moco", "Embedding()"), ("simclr", DEFAULT.format(128))],
 )
-def test_presets_of_a_paper_count_as_the_paper_does(preset: str | None, found: str) -> None:
+def test_a_preset_of_a_paper_has_the_descriptor_of_the_paper(
+    preset: str | None, found: str
+) -> None:
     more = [] if preset is None else ["--config", str(CONFIGS / "presets" / f"{preset}.yaml")]
     settings = parsed(CONFIGS / "laptop.yaml", *more)
     assert repr(memory_of(settings).descriptor) == found
@@ -141,7 +143,7 @@ def test_shipped_configurations_have_the_defaults(name: str) -> None:
 
 
 def going_on(file: Path, stored: dict[str, Any], *arguments: str) -> Namespace:
-    """The settings of a run that a checkpoint with this configuration belongs to."""
+    """Return the settings of a run that resumes with this stored configuration."""
     parser = options.learner_parser()
     settings = options.read(parser, [str(file), *arguments])
     return restart.resume(parser, settings, stored)
@@ -152,7 +154,7 @@ def without_descriptor(stored: dict[str, Any]) -> dict[str, Any]:
     return {**stored, "memory": memory}
 
 
-def test_a_run_from_before_there_was_a_choice_goes_on_with_embeddings(
+def test_a_run_without_a_stored_descriptor_continues_with_embeddings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = file_of(tmp_path)
@@ -183,14 +185,14 @@ def test_a_run_keeps_the_descriptor_that_it_began_with(said: str, tmp_path: Path
         )
 
 
-def test_another_descriptor_s_state_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_memory_refuses_the_state_of_another_descriptor(tmp_path: Path) -> None:
     file = file_of(tmp_path)
     state = memory_of(parsed(file, "--memory.descriptor", "Thumbnail")).state_dict()
     with pytest.raises(ValueError, match="descriptor"):
         memory_of(parsed(file)).load_state_dict(state)
 
 
-def test_shadows_count_on_the_working_memory_s_descriptor(tmp_path: Path) -> None:
+def test_shadows_use_the_descriptor_of_the_working_memory(tmp_path: Path) -> None:
     file = file_of(tmp_path, eviction=sharp())
     extra = {"queue": {"class_path": "stream_ssl.memory.eviction.Oldest"}, "same": sharp()}
     thumbnail = ("--memory.descriptor", "Thumbnail")

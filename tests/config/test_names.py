@@ -25,7 +25,7 @@ NEEDED = ("--decoder.size=16", "--batches.batch_size=8", "--memory.capacity=64")
 
 
 @table("kind", TABLES, ids=lambda kind: kind.__name__)
-def test_every_name_is_the_path_of_its_class(kind: type) -> None:
+def test_every_short_name_stands_for_the_path_of_its_class(kind: type) -> None:
     _, table = TABLES[kind]
     for name, found in table.items():
         path = class_path(kind, name)
@@ -36,12 +36,12 @@ def test_every_name_is_the_path_of_its_class(kind: type) -> None:
 
 
 def flat(*arguments: str) -> dict[str, str]:
-    """The settings as {"memory.capacity": "2048"}."""
+    """Return the settings as {"memory.capacity": "2048"}."""
     parser = options.learner_parser()
     return options.flat(options.resolved(parser, options.read(parser, [*arguments, *NEEDED])))
 
 
-def test_names_on_the_command_line() -> None:
+def test_the_command_line_accepts_short_names() -> None:
     found = flat(
         *("--loss", "decoupled", "--loss.sigma", "0.5", "--method=d-simclr", "--method.views=4"),
         *("--memory.eviction", "most-duplicated", "--memory.eviction.score", "von-mises-fisher"),
@@ -78,7 +78,9 @@ def test_names_on_the_command_line() -> None:
         ),
     ],
 )
-def test_a_held_out_place_goes_with_other_options_of_the_section(words: tuple[str, ...]) -> None:
+def test_a_held_out_source_can_be_combined_with_other_options_of_its_section(
+    words: tuple[str, ...],
+) -> None:
     found = flat(*words)
     assert found["observe.held_out.every"] == "200"
     source = "observe.held_out.source"
@@ -88,13 +90,13 @@ def test_a_held_out_place_goes_with_other_options_of_the_section(words: tuple[st
 
 
 @pytest.mark.parametrize("value", ["null", "mnist:x", "images:", "synthetic:x", ""])
-def test_a_held_out_text_that_is_no_place_stays_as_it_is(value: str) -> None:
+def test_with_source_leaves_a_text_that_names_no_source_unchanged(value: str) -> None:
     words = ["run.yaml", "--observe.held_out", value, "--observe.held_out.k=5"]
     expected = ["run.yaml", f"--observe.held_out={value}", "--observe.held_out.k=5"]
     assert with_source(words) == expected
 
 
-def test_a_held_out_place_alone_stays_as_it_is(
+def test_with_source_leaves_a_source_without_other_options_unchanged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "config.yaml"
@@ -107,7 +109,7 @@ def test_a_held_out_place_alone_stays_as_it_is(
     assert "Expected a" not in capfd.readouterr().err + caplog.text
 
 
-def test_a_held_out_set_stays_on_its_side_of_a_configuration() -> None:
+def test_with_source_keeps_a_source_behind_the_configurations_before_it() -> None:
     words = [
         "--observe.held_out",
         "--config",
@@ -123,7 +125,7 @@ def test_a_held_out_set_stays_on_its_side_of_a_configuration() -> None:
     assert found[4:] == ["--observe.held_out.k=5", "--run", "here"]
 
 
-def test_names_in_a_file_and_in_the_environment(
+def test_a_file_and_the_environment_accept_short_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "config.yaml"
@@ -162,7 +164,7 @@ WRONG = {
 
 
 @table("option", WRONG)
-def test_a_wrong_name_is_answered_by_the_choices(
+def test_an_error_about_a_wrong_name_lists_the_choices(
     capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     name, message = WRONG[option]
@@ -174,7 +176,7 @@ def test_a_wrong_name_is_answered_by_the_choices(
     assert "or a class path such as package.module.Class" in said
 
 
-def test_an_option_of_another_policy_is_answered_by_those_of_this_one(
+def test_an_error_about_an_option_of_another_policy_lists_the_valid_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
@@ -184,16 +186,16 @@ def test_an_option_of_another_policy_is_answered_by_those_of_this_one(
 
 
 @pytest.mark.parametrize("found", [None, lambda cls, name, closed: name])
-def test_another_lookup_of_jsonargparse_is_an_error(found: object) -> None:
+def test_an_unknown_lookup_of_jsonargparse_raises_an_error(found: object) -> None:
     """Otherwise a newer jsonargparse would know no short name, or fail in the middle of a call."""
     with pytest.raises(ImportError, match=r"jsonargparse [0-9.]+ finds .*: install the version in"):
         checked_lookup(found)
 
 
-def test_d_moco_is_a_preset_that_counts_as_the_paper_does(
+def test_the_error_about_d_moco_names_a_preset_with_the_settings_of_the_paper(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A method's name cannot set the memory, and the default memory does not count so."""
+    """The name of a method cannot set the memory, and the default memory counts otherwise."""
     with pytest.raises(SystemExit):
         flat("--method", "d-moco")
     preset = re.search("add --config ([^ \n]+)$", capsys.readouterr().err, re.MULTILINE)
@@ -210,7 +212,7 @@ def test_d_moco_is_a_preset_that_counts_as_the_paper_does(
 
 
 @table("command", [check, run, learner, receiver], ids=lambda c: c.__name__[24:])
-def test_print_config_shows_all_that_would_run(
+def test_print_config_shows_the_complete_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: object
 ) -> None:
     with pytest.raises(SystemExit) as end:

@@ -58,7 +58,9 @@ def test_each_option_without_effect_has_a_line(
     assert all(" has no effect: " in line for line in lines)
 
 
-def test_check_logs_the_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_check_logs_why_an_option_has_no_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = config_file(tmp_path, learner={"anchors": "stream", "draw": "inverse-count"})
     assert check.main([file]) == 0
     told = "learner.draw 'inverse-count' has no effect: nothing is drawn from the memory"

@@ -113,13 +113,13 @@ class Tied(Small):
 
 
 def create(model_name: str, **more: Any) -> nn.Module:
-    """As timm's `create_model`: what else the network takes is not in its signature."""
+    """Create a network as timm's `create_model`, whose signature lacks most arguments."""
     network: nn.Module = {"small": Small}[model_name](**more)
     return network
 
 
 class Darker(nn.Module):
-    """A transform: each image by a factor of its own."""
+    """A transform that multiplies each image by its own factor."""
 
     def __init__(self, least: float = 0.5, side: int | None = None) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Darker(nn.Module):
 
 
 class Negative(Decoder):
-    """A decoder: what is bright comes dark."""
+    """A decoder that inverts the brightness of its images."""
 
     def __init__(self, size: int, channels: Any, max_pixels: int, top: int = 255) -> None:
         super().__init__(size, channels, max_pixels)
@@ -164,7 +164,7 @@ class Some:
 
 
 def settings_of(folder: Path, **changes: Any) -> tuple[Any, dict[str, Any]]:
-    """As `build` takes them, and as a checkpoint stores them."""
+    """Return the settings as `build` takes them, and as a checkpoint stores them."""
     file = folder / "config.yaml"  # JSON is YAML
     file.write_text(json.dumps(SETTINGS | changes | {"run": str(folder / "run")}))
     parser = options.learner_parser()
@@ -173,7 +173,7 @@ def settings_of(folder: Path, **changes: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def trained(settings: Any, steps: int) -> Any:
-    """A learner after so many updates."""
+    """Return a learner after this number of updates."""
     channels, size = settings.decoder.channels, settings.decoder.size
     learner = build.learner(settings, Some(channels, size), START)
     records = learner.run(threading.Event())
@@ -183,7 +183,7 @@ def trained(settings: Any, steps: int) -> Any:
     return learner
 
 
-def test_a_function_takes_what_its_signature_does_not_name(tmp_path: Path) -> None:
+def test_a_function_receives_arguments_that_its_signature_does_not_name(tmp_path: Path) -> None:
     named = {"class_path": f"{__name__}.create", "init_args": {"model_name": "small"}}
     model = {**named, "dict_kwargs": {"width": 7}}
     (checkpoint,) = write_run(tmp_path / "run", encoder={"model": model})
@@ -255,7 +255,7 @@ def test_a_pretrained_resnet18_with_frozen_stages_learns_resumes_and_is_exported
     (answer_BF,) = session.run(None, {"images": image_BCHW.numpy()})
     assert np.abs(answer_BF - expected_BF.numpy()).max() <= 1e-4 * expected_BF.abs().max()
 
-    # What was exported is weights for another run.
+    # Another run can load the exported weights.
     weights = {"weights": str(tmp_path / "out" / "encoder.safetensors"), "head": "fc"}
     settings, _ = settings_of(
         tmp_path,
@@ -265,7 +265,7 @@ def test_a_pretrained_resnet18_with_frozen_stages_learns_resumes_and_is_exported
     assert torch.equal(build.method(settings).features(view_BCHW), expected_BF)
 
 
-def test_a_network_transform_and_decoder_of_one_s_own(tmp_path: Path) -> None:
+def test_a_run_and_its_export_use_a_network_transform_and_decoder_of_a_user(tmp_path: Path) -> None:
     parts: dict[str, Any] = {
         "encoder": {"model": own(Small, width=4), "frozen": ["stem"]},
         "views": {"transform": own(Darker, least=0.2)},
@@ -318,7 +318,7 @@ VIT |= {"hidden_dim": 16, "mlp_dim": 16, "num_classes": 5}
     ],
     ids=range(4),
 )
-def test_a_default_that_is_a_class_or_a_function_stays_the_network_s_own(
+def test_a_network_keeps_its_defaults_that_are_classes_or_functions(
     name: str, arguments: dict[str, Any], tmp_path: Path
 ) -> None:
     spec = {"class_path": f"torchvision.models.{name}", "init_args": arguments}
@@ -359,7 +359,7 @@ def test_a_network_with_two_names_for_one_layer_is_exported(tmp_path: Path) -> N
 
 
 class Locked(Decoder):
-    """A decoder of one's own that cannot be pickled."""
+    """A user's decoder that cannot be pickled."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -367,7 +367,7 @@ class Locked(Decoder):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_decoder_of_one_s_own_must_pickle_for_a_gpu(device: str, tmp_path: Path) -> None:
+def test_a_decoder_of_a_user_must_be_picklable_for_a_gpu(device: str, tmp_path: Path) -> None:
     parts: dict[str, Any] = {"learner": {"device": device}, "decoder": {"size": 12}}
     settings, _ = settings_of(tmp_path, **parts)
     assert build.decodes_in_processes(settings) == (device == "cuda")
@@ -403,7 +403,7 @@ RESNET = {"model": RESNET18, "head": "fc"}
     ],
     ids=range(3),
 )
-def test_a_network_that_would_fail_later_is_refused(
+def test_a_network_that_would_fail_later_is_refused_at_its_construction(
     network: Callable[[], nn.Module], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
@@ -441,7 +441,7 @@ def test_features_of_another_type_become_float32(dtype: str) -> None:
         ({"width": 8, "weights": {}}, "there and (8, 3, 3, 3) in the encoder"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_by_check(
+def test_check_refuses_options_of_the_encoder_that_do_not_fit(
     encoder: dict[str, Any],
     says: str,
     tmp_path: Path,
@@ -511,7 +511,7 @@ def test_several_networks_in_one_file_and_quantised_weights_are_refused(tmp_path
           "projector": {"dim": 6}}, ""),
     ],
 )  # fmt: skip
-def test_shapes_are_tried_before_anything_starts(
+def test_build_tries_the_shapes_of_networks_and_views(
     section: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     settings, _ = settings_of(tmp_path, **section)

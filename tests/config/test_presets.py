@@ -89,13 +89,13 @@ def steps(learner: Learner, count: int) -> list[StepRecord]:
     [*CONFIGS.glob("*.yaml"), ROOT / "stream_ssl" / "demo" / "demo.yaml"],
     ids=lambda file: file.stem,
 )
-def test_a_config_takes_steps(file: Path) -> None:
+def test_a_learner_of_each_shipped_configuration_takes_steps(file: Path) -> None:
     records = steps(learner_of(file), 2)
     assert [record.skipped for record in records] == [None, None]
 
 
 @table(("name", "base"), PAIRS)
-def test_a_method_s_preset_takes_steps_over_a_config(name: str, base: str) -> None:
+def test_a_preset_of_each_method_takes_steps_over_a_configuration(name: str, base: str) -> None:
     file = preset(name)
     learner = learner_of(CONFIGS / f"{base}.yaml", file)
     wanted = yaml.safe_load(file.read_text())["method"]["class_path"]
@@ -104,7 +104,7 @@ def test_a_method_s_preset_takes_steps_over_a_config(name: str, base: str) -> No
 
 
 @table(("name", "how"), SETTINGS_OF)
-def test_settings_go_over_every_contrastive_method(name: str, how: str) -> None:
+def test_presets_of_settings_apply_to_every_contrastive_method(name: str, how: str) -> None:
     learner = learner_of(CONFIGS / "laptop.yaml", preset(name), preset(how))
     assert learner.method.loss.temperature == {"paper": 0.7, "today": 0.5}[how]
     assert [record.skipped for record in steps(learner, 1)] == [None]
@@ -128,7 +128,9 @@ def test_the_default_memory_counts_on_features_under_another_method(base: str) -
         ("laptop", ["simclr", "pretrained-descriptor"]),
     ],
 )
-def test_pretrained_weights_go_over_a_config(base: str, names: list[str]) -> None:
+def test_presets_of_pretrained_weights_take_a_step_over_a_configuration(
+    base: str, names: list[str]
+) -> None:
     files = CONFIGS / f"{base}.yaml", *map(preset, names)
     settings = settings_of(*files, extra=(*SMALL, "--learner.precision", "float32"))
     learner = build.learner(settings, Noise(settings), START)
@@ -139,7 +141,7 @@ def test_pretrained_weights_go_over_a_config(base: str, names: list[str]) -> Non
         assert learner.memory.descriptors.shape == (8, 1280)
 
 
-def test_the_paper_s_settings_are_those_of_the_paper() -> None:
+def test_the_preset_paper_has_the_settings_of_the_paper() -> None:
     settings = settings_of(CONFIGS / "laptop.yaml", preset("d-simclr"), preset("paper"))
     views = build.views(settings)
     assert (views.crop, views.chances) == (None, Chances(0.5, 0.8, 0.2))
@@ -153,7 +155,7 @@ def test_every_method_has_a_preset() -> None:
     assert shipped == set(METHODS)
 
 
-def test_a_method_and_a_loss_are_named_on_the_command_line() -> None:
+def test_the_command_line_can_name_a_method_and_a_loss() -> None:
     laptop = str(CONFIGS / "laptop.yaml")
     said = (
         "--method",
@@ -172,7 +174,7 @@ def test_a_method_and_a_loss_are_named_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["moco-v2", "simclr"])
-def test_a_run_from_before_methods_could_be_chosen_continues(name: str) -> None:
+def test_a_run_without_a_stored_method_continues_with_moco(name: str) -> None:
     parser = options.learner_parser()
     old = TINY | {"method": {"momentum": 0.9, "views": 3}}
     new = TINY | {"method": yaml.safe_load(preset(name).read_text())["method"]}

@@ -80,7 +80,7 @@ SENT = ("--to", "tcp://127.0.0.1:1", "--name", "robot")
         (embed.main, ("--data", "synthetic"), "the following arguments are required: RUN\n"),
     ],
 )
-def test_an_option_that_is_wrong_or_missing_is_named_as_it_is_written(
+def test_an_error_names_a_wrong_or_missing_option(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     main: Any,
@@ -159,14 +159,14 @@ def test_a_switch_needs_no_value_in_any_command(capsys: pytest.CaptureFixture[st
     assert "perhaps" in capsys.readouterr().err
 
 
-def test_a_size_below_1_is_named_with_its_section(
+def test_an_error_about_a_size_below_1_names_the_section(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert refused(check.main, config_file(tmp_path), "--decoder.size", "-3") == USAGE
     assert "decoder: size -3: must be from 1 to 8,192, and its square at most" in caplog.text
 
 
-def test_a_seed_that_torch_does_not_take_is_named(
+def test_check_refuses_a_seed_that_torch_does_not_accept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert refused(check.main, config_file(tmp_path, learner={"seed": 1 << 70})) == USAGE
@@ -174,7 +174,7 @@ def test_a_seed_that_torch_does_not_take_is_named(
 
 
 @table("seconds", ["0", "1e10", "1e300"])
-def test_a_timeout_that_torch_cannot_hold_is_named(
+def test_check_refuses_a_timeout_that_torch_cannot_hold(
     seconds: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The clock of torch overflows, so a rank would give up at once."""
@@ -215,7 +215,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused(
 
 
 @pytest.mark.parametrize("main", [run_command.main, check.main], ids=["run", "check"])
-def test_without_a_configuration_a_command_says_how_to_call_it(
+def test_a_command_without_a_configuration_says_how_to_call_it(
     main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -226,7 +226,7 @@ def test_without_a_configuration_a_command_says_how_to_call_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_the_run_that_takes_no_file_is_refused(
+def test_check_refuses_a_folder_of_checkpoints_that_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "run").mkdir()
@@ -256,7 +256,7 @@ def test_the_usage_of_run_and_check_names_the_config_file(
         assert " CONFIG [--SECTION.OPTION VALUE ...] [--ranks N]" in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_there_ends_a_run_instead_of_restarting_it(tmp_path: Path) -> None:
+def test_a_learner_with_an_unknown_device_exits_as_after_wrong_usage(tmp_path: Path) -> None:
     with processes(tmp_path / "run", TINY | {"learner": {"device": "gpu"}}) as run:
         # A supervisor ends the run on this status.
         assert run.start("learner", str(run.config)).wait(90) == USAGE
@@ -298,7 +298,7 @@ def test_slots_that_exceed_main_memory_are_refused(
         build.check_memory(plain, dim=16)
 
 
-def test_a_log_level_that_is_none_is_refused() -> None:
+def test_an_unknown_log_level_is_refused() -> None:
     done = subprocess.run(
         command("keys", "--help"),
         env=os.environ | {"STREAM_SSL_LOG": "loud"},
@@ -328,7 +328,7 @@ def test_a_log_level_that_is_none_is_refused() -> None:
         ("av", ("produce", "camera", *SENT, "--source.url", "rtsp://x/"), "video"),
     ],
 )
-def test_an_extra_that_is_not_installed_is_named(
+def test_an_error_names_the_extra_of_a_module_that_is_not_installed(
     tmp_path: Path, module: str, arguments: tuple[str, ...], extra: str
 ) -> None:
     """A module that is None in sys.modules cannot be imported."""
@@ -347,7 +347,7 @@ def test_an_extra_that_is_not_installed_is_named(
     assert "Traceback" not in done.stderr
 
 
-def test_every_extra_is_known() -> None:
+def test_the_table_of_extras_has_every_package_of_every_extra() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
@@ -367,7 +367,7 @@ def test_every_extra_is_known() -> None:
     } - {"stream-ssl", "numpy"}  # both are there in each install
 
 
-def test_the_keys_command_leaves_no_keys_that_nobody_could_use(
+def test_the_keys_command_writes_no_keys_if_a_place_or_a_list_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, bad, folder = tmp_path / "file", tmp_path / "allow.json", tmp_path / "keys"
@@ -465,7 +465,9 @@ def test_the_help_says_where_the_learner_s_options_are_listed(
     assert ("number of processes of this host that learn together" in said) == ranks
 
 
-def test_the_help_of_wrappers_fits_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_wrappers_says_that_0_turns_them_off(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert refused(produce.main, "idx", "--help") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "above 0 and below 1. 0: off (type: float, default: 0)" in said
@@ -504,7 +506,7 @@ def test_an_evaluation_with_less_than_one_task_is_refused(tasks: str) -> None:
         check_settings(settings)
 
 
-def test_an_absent_gpu_is_checked_on_the_cpu_and_another_device_refused(
+def test_check_uses_the_cpu_for_an_absent_gpu_and_refuses_unknown_devices(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     if not torch.cuda.is_available():
@@ -553,7 +555,7 @@ def test_an_unknown_class_is_answered_with_examples_of_class_paths(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_class_path_that_is_no_text_is_named(
+def test_check_refuses_a_class_path_that_is_no_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refused(check.main, config_file(tmp_path, encoder={"model": {"class_path": 3}})) == USAGE

@@ -86,7 +86,7 @@ from stream_ssl.process.failures import USAGE
         ("run: ${RUNS}/x\n", "'${RUNS}/x': must not begin with ~ or a variable, which only shells"),
     ],
 )
-def test_a_fault_of_the_file_is_named(
+def test_an_error_names_the_fault_of_a_config_file(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -97,7 +97,7 @@ def test_a_fault_of_the_file_is_named(
     assert message in capsys.readouterr().err + caplog.text
 
 
-def test_a_file_is_looked_at_however_it_is_named(
+def test_a_config_file_is_checked_in_every_way_to_name_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound, bad = config_file(tmp_path), tmp_path / "bad.yaml"
@@ -114,7 +114,7 @@ def test_a_file_is_looked_at_however_it_is_named(
     assert "STREAM_SSL_CONFIG) is empty: give a path" in capsys.readouterr().err
 
 
-def test_a_misspelled_variable_is_named(
+def test_an_error_names_a_misspelled_environment_variable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = config_file(tmp_path)
@@ -142,7 +142,7 @@ def test_a_misspelled_variable_is_named(
         assert told in capsys.readouterr().err
 
 
-def test_a_variable_from_a_file_that_is_no_shell_script_is_refused(
+def test_an_environment_variable_with_quotes_or_line_ends_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = config_file(tmp_path)
@@ -166,7 +166,7 @@ def test_a_variable_from_a_file_that_is_no_shell_script_is_refused(
     assert found.loss.init_args.temperature == 0.3
 
 
-def test_a_file_in_the_home_folder_is_looked_at(
+def test_a_config_file_in_the_home_folder_is_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shell leaves the ~ of --config=~/bad.yaml, and jsonargparse replaces it."""

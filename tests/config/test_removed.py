@@ -1,4 +1,4 @@
-"""Removed options: old configuration files are told what holds, and old run folders open."""
+"""Removed options: errors state the present behaviour, and old run folders can be opened."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def config_file(folder: Path, *given: tuple[str, Any]) -> str:
     return str(file)
 
 
-def test_the_daemon_has_few_options() -> None:
+def test_the_daemon_has_at_most_80_options() -> None:
     assert len(restart.FIXED) + len(restart.MAY_CHANGE) <= MOST_OPTIONS
     assert not {*REMOVED} & {*restart.FIXED, *restart.MAY_CHANGE}
 
 
 @table("option", sorted(REMOVED))
-def test_a_file_that_names_a_removed_option_is_told_what_holds(
+def test_an_error_about_a_removed_option_states_the_present_behaviour(
     tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config_file(tmp_path, (option, REMOVED[option].value))
@@ -98,7 +98,7 @@ def last(option: str) -> str:
     return f'"{option.rpartition(".")[2]}"'
 
 
-def test_the_command_line_and_the_environment_are_told_too(
+def test_the_command_line_and_the_environment_refuse_removed_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = config_file(tmp_path)
@@ -131,7 +131,7 @@ def test_the_command_line_and_the_environment_are_told_too(
         ("shadows", {"learnt": "kappa-bandit"}, "the eviction policy kappa-bandit was removed"),
     ],
 )
-def test_a_removed_value_is_told(
+def test_an_error_names_a_removed_value(
     tmp_path: Path, option: str, value: Any, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -152,7 +152,7 @@ def run_of_before(folder: Path, *given: tuple[str, Any]) -> str:
     return file
 
 
-def test_a_run_of_before_opens_without_the_removed_options(
+def test_a_run_of_an_earlier_version_opens_without_the_removed_options(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = run_of_before(
@@ -189,7 +189,7 @@ def test_a_run_of_before_opens_without_the_removed_options(
         ),
     ],
 )
-def test_a_run_that_needs_what_is_gone_says_how_to_go_on(
+def test_the_error_about_a_run_with_a_removed_value_says_how_to_continue(
     tmp_path: Path, option: str, value: Any, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert check.main([run_of_before(tmp_path, (option, value))]) == 2

@@ -1,4 +1,4 @@
-"""Configurations and checkpoints that name classes by the paths of before."""
+"""Configurations and checkpoints that name classes by their former paths."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ NEEDED = ("--decoder.size=16", "--batches.batch_size=8", "--memory.capacity=64")
         ("stream_ssl.losses.Decoupled", "stream_ssl.losses.Decoupled"),
     ],
 )
-def test_a_class_is_found_by_its_path_of_before(before: str, now: str) -> None:
+def test_a_former_class_path_leads_to_the_current_class(before: str, now: str) -> None:
     assert current(before) == now
     nested = {"a": [{"class_path": before, "init_args": {"inner": {"class_path": before}}}]}
     expected = {"a": [{"class_path": now, "init_args": {"inner": {"class_path": now}}}]}
     assert with_current_names(nested) == expected
 
 
-def test_each_move_leads_to_a_module() -> None:
+def test_each_moved_module_can_be_imported() -> None:
     import importlib
 
     for module in MOVED.values():
@@ -50,7 +50,7 @@ def test_a_users_decoder_finds_its_base_class_at_the_former_name() -> None:
     assert former.VectorDecoder is decode.VectorDecoder
 
 
-def test_an_option_takes_the_path_of_before() -> None:
+def test_an_option_accepts_a_former_class_path() -> None:
     assert class_path(Policy, "memory.eviction.Oldest") == "stream_ssl.memory.eviction.Oldest"
     parser = options.learner_parser()
     given = ("--memory.eviction=memory.eviction.MostDuplicated",)
@@ -58,7 +58,7 @@ def test_an_option_takes_the_path_of_before() -> None:
     assert found.memory.eviction.class_path == "stream_ssl.memory.eviction.MostDuplicated"
 
 
-def test_a_run_of_before_keeps_its_policy() -> None:
+def test_a_run_with_a_former_class_path_keeps_its_policy() -> None:
     before = {"memory": {"eviction": {"class_path": "memory.eviction.Oldest"}}}
     now = {"memory": {"eviction": {"class_path": "stream_ssl.memory.eviction.Oldest"}}}
     found = merge(now, before)

@@ -26,7 +26,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "restart.md").read_text()
 
 
 def all_options() -> set[str]:
-    """Every option of every section, of both roles."""
+    """Return every option of every section, of both roles."""
     found = set()
     for role, own in (
         ("receiver", options.RECEIVER_SECTIONS),
@@ -35,12 +35,12 @@ def all_options() -> set[str]:
         names = {action.dest for action in getattr(options, f"{role}_parser")()._actions}
         names = {name for name in names if not name.endswith(".help")}
         of_sections = {name for name in names if name.partition(".")[0] in (*own, "http")}
-        # Of a section that has options the options are listed.
+        # A section that has options is left out, because its options are listed.
         found |= {n for n in of_sections if not any(o.startswith(f"{n}.") for o in of_sections)}
     return found
 
 
-def test_runbooks_change_what_a_run_fixes_in_a_new_run_only() -> None:
+def test_runbooks_change_fixed_options_only_in_a_new_run() -> None:
     wrong = []
     for file in sorted((Path(__file__).parents[2] / "docs" / "runbooks").glob("*.md")):
         _, _, act = file.read_text().partition("## Act\n")
@@ -76,14 +76,16 @@ def test_each_option_is_on_one_of_the_two_lists() -> None:
     assert not gone, f"restart.py lists what is no option: {sorted(gone)}"
 
 
-def test_the_page_has_the_same_lists() -> None:
+def test_the_page_about_restarts_has_the_same_lists() -> None:
     lists = PAGE.split("## Fixed by the run")[1].split("## A new run")[0]
     fixed, may_change = lists.split("## May change")
     for text, listed in ((fixed, FIXED), (may_change, MAY_CHANGE)):
         assert set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", text)) == set(listed)
 
 
-def test_every_fixed_option_is_kept_and_every_other_is_taken_over(tmp_path: Path) -> None:
+def test_a_restart_keeps_every_fixed_option_and_takes_over_every_other_option(
+    tmp_path: Path,
+) -> None:
     run = plain(config_file(tmp_path))
     asked = copy.deepcopy(run)
     for path in (*FIXED, *MAY_CHANGE):
@@ -101,7 +103,7 @@ def test_every_fixed_option_is_kept_and_every_other_is_taken_over(tmp_path: Path
     assert "checkpoints.keep: 3 -> 'another'" in found.changed
 
 
-def test_the_same_configuration_changes_nothing(tmp_path: Path) -> None:
+def test_a_restart_with_the_same_configuration_changes_no_option(tmp_path: Path) -> None:
     run = plain(config_file(tmp_path))
     found = restart.merge(run, json.loads(json.dumps(run)))
     assert (found.config, found.kept, found.changed) == (run, [], [])
@@ -109,7 +111,7 @@ def test_the_same_configuration_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("stored", "asked"), [("4194304", 4194304), (4194304, "4194304")])
 def test_a_learner_compares_options_of_the_receiver_as_values(stored: Any, asked: Any) -> None:
-    """From the command line it has them as text."""
+    """The learner has such options from the command line as text."""
     run, now = {"journal": {"budget": stored}}, {"journal": {"budget": asked}}
     assert restart.merge(now, run).changed == []
     now = {"journal": {"budget": "8388608"}, "receiver": {"bind": "tcp://a:1"}}
@@ -120,10 +122,8 @@ def test_a_learner_compares_options_of_the_receiver_as_values(stored: Any, asked
 
 
 @pytest.mark.parametrize("given", [["--journal.budget", "8388608"], ["--journal.budget=8388608"]])
-def test_a_learner_knows_options_of_the_receiver_by_their_names(
-    tmp_path: Path, given: list[str]
-) -> None:
-    """Else its log says that an option of the command line got its default."""
+def test_a_restart_names_changed_options_of_the_receiver(tmp_path: Path, given: list[str]) -> None:
+    """Otherwise the log says that an option of the command line got its default."""
     file = config_file(tmp_path)
     run, now = plain(file), plain(file, *given, "--receiver.max_packet", "4096")
     assert sorted(restart.merge(now, run).changed) == [
@@ -133,7 +133,7 @@ def test_a_learner_knows_options_of_the_receiver_by_their_names(
     assert now["receiver"] == run["receiver"] | {"max_packet": "4096"}
 
 
-def test_an_option_that_the_run_is_older_than_comes_from_the_file(tmp_path: Path) -> None:
+def test_an_option_that_the_stored_run_lacks_comes_from_the_file(tmp_path: Path) -> None:
     asked = plain(config_file(tmp_path))
     run = copy.deepcopy(asked)
     del run["learner"]["draw"], run["learner"]["reencode"], run["observe"], run["views"]
@@ -151,7 +151,7 @@ def test_arguments_of_another_class_are_not_compared(tmp_path: Path) -> None:
     ]
 
 
-def test_an_option_within_a_fixed_one_is_told_by_its_path(tmp_path: Path) -> None:
+def test_a_restart_names_a_kept_argument_by_its_path(tmp_path: Path) -> None:
     file = config_file(tmp_path)
     run, asked = plain(file), plain(file, "--loss.temperature", "0.3", "--memory.capacity", "9")
     found = restart.merge(asked, run)
@@ -162,7 +162,7 @@ def test_an_option_within_a_fixed_one_is_told_by_its_path(tmp_path: Path) -> Non
     assert found.config["loss"] == run["loss"]
 
 
-def test_a_null_is_still_null_after_a_restart(tmp_path: Path) -> None:
+def test_a_restart_keeps_options_that_are_null(tmp_path: Path) -> None:
     """Defaults would change what is trained (`views.crop`) and when it is saved."""
     file = config_file(
         tmp_path, views={"crop": None}, checkpoints={"every_seconds": None, "every_steps": 5}
@@ -179,7 +179,7 @@ def test_a_null_is_still_null_after_a_restart(tmp_path: Path) -> None:
     assert restart.merge(now, stored).config["views"]["crop"] is None
 
 
-def test_a_run_whose_checkpoints_are_away_does_not_begin_anew(
+def test_a_run_whose_checkpoints_are_away_does_not_start_from_the_beginning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Their disk may not be mounted. A new beginning would trim the journal that they need."""
@@ -206,7 +206,7 @@ def test_a_run_whose_checkpoints_are_away_does_not_begin_anew(
     assert check.main([str(file)]) == 0
 
 
-def test_a_restarted_run_takes_what_may_change_and_keeps_the_rest(
+def test_a_restarted_run_applies_changeable_options_and_keeps_fixed_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""The schema of the config file against the parser, which decides what is right."""
+"""The schema of the config file agrees with the parser, which decides what is right."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def accepted(parser: ArgumentParser, settings: dict[str, Any], folder: Path) -> 
     return True
 
 
-def test_each_shipped_configuration_fits(schema: dict[str, Any]) -> None:
+def test_each_shipped_configuration_matches_the_schema(schema: dict[str, Any]) -> None:
     assert len(SHIPPED) >= 13
     found = {file.name: faults(schema, yaml.safe_load(file.read_text())) for file in SHIPPED}
     assert found == {file.name: [] for file in SHIPPED}
 
 
-def test_the_printed_configuration_of_a_run_fits(
+def test_the_printed_configuration_of_a_run_matches_the_schema(
     schema: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     laptop = ROOT / "deploy" / "configs" / "laptop.yaml"
@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @table("case", RIGHT)
-def test_what_fits_is_read(
+def test_the_schema_and_the_parser_accept_right_settings(
     case: str, schema: dict[str, Any], parser: ArgumentParser, tmp_path: Path
 ) -> None:
     assert faults(schema, RIGHT[case]) == []
@@ -128,7 +128,7 @@ def test_what_fits_is_read(
 
 
 @table("case", WRONG)
-def test_what_does_not_fit_is_refused(
+def test_the_schema_and_the_parser_refuse_wrong_settings(
     case: str, schema: dict[str, Any], parser: ArgumentParser, tmp_path: Path
 ) -> None:
     settings, place = WRONG[case]
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_refused(
     assert not accepted(parser, settings, tmp_path)
 
 
-def test_null_is_a_fault_where_no_option_takes_it(schema: dict[str, Any]) -> None:
+def test_the_schema_refuses_null_for_an_option_that_needs_a_value(schema: dict[str, Any]) -> None:
     assert faults(schema, {"learner": {"device": None}}) == ["$.learner.device"]
 
 
@@ -147,7 +147,9 @@ def test_every_option_has_a_description(schema: dict[str, Any]) -> None:
     assert [name for name, text in found.items() if not text] == []
 
 
-def test_the_receivers_schema_leaves_the_learner_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_schema_of_the_receiver_ignores_options_of_the_learner(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert command.main(["receiver"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert faults(made, {"receiver": {"bnd": 1}}) == ["$.receiver"]
@@ -155,7 +157,7 @@ def test_the_receivers_schema_leaves_the_learner_alone(capsys: pytest.CaptureFix
 
 
 def page() -> Any:
-    """The module that writes the site's page of options."""
+    """Return the module that writes the site's page of options."""
     place = ROOT / "docs" / "site" / "options.py"
     spec = importlib.util.spec_from_file_location("site_options", place)
     assert spec is not None

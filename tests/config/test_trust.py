@@ -73,14 +73,14 @@ def test_a_module_of_the_working_folder_is_not_imported(
                                  value=spec("torchvision.models.list_models"))),
     ],
 )  # fmt: skip
-def test_what_is_no_known_network_is_refused(
+def test_a_stored_class_that_is_not_known_needs_trust_code(
     option: str, value: Any, config: dict[str, Any]
 ) -> None:
     with pytest.raises(ValueError, match="trust_code=True"):
         stored_settings(changed(config, option, value))
 
 
-def test_an_argument_of_any_type_makes_no_object_of_ours_that_acts(
+def test_an_argument_without_an_annotation_starts_no_process(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
     """`value` has no annotation, so jsonargparse makes an object of each class that it names."""
@@ -105,7 +105,9 @@ def test_an_argument_of_any_type_makes_no_object_of_ours_that_acts(
         ("decoder.subclass", "stream_ssl.feed.decode.Decoder"),
     ],
 )  # fmt: skip
-def test_known_networks_are_loaded_unasked(option: str, value: Any, config: dict[str, Any]) -> None:
+def test_known_classes_are_loaded_without_trust_code(
+    option: str, value: Any, config: dict[str, Any]
+) -> None:
     assert stored_settings(changed(config, option, value))[option] is not None
 
 
@@ -115,7 +117,7 @@ def test_a_file_from_elsewhere_starts_no_download(config: dict[str, Any]) -> Non
     assert settings.encoder.model.init_args.weights is None
 
 
-def test_random_weights_in_place_of_downloaded_ones_are_told(
+def test_a_warning_says_that_random_weights_replace_downloaded_weights(
     config: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     for asked, told in (({"weights": None}, 0), ({"weights": "IMAGENET1K_V1"}, 1)):
@@ -130,7 +132,7 @@ def test_a_network_of_absurd_size_is_refused() -> None:
         ResNet(depths=(10**9, 1, 0, 0))
 
 
-def test_an_export_from_elsewhere_asks_for_trust(
+def test_an_export_with_an_unknown_class_needs_trust_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The class that encoder.json names lies in the export's own folder, and in the working one."""
