@@ -89,7 +89,7 @@ def run(
 
 
 def until(page: Any, expression: str, seconds: float = 30.0) -> None:
-    """Wait for it; Playwright's own way to wait for one is against the page's policy."""
+    """Wait for a condition. The page's policy forbids Playwright's own way to wait for one."""
     deadline = time.monotonic() + seconds
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, f"not in {seconds:g} s: {expression}"

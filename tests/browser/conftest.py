@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A Chromium, which Debian has a package of."""
+    """Start the Chromium of Debian's package."""
     sync_api = pytest.importorskip("playwright.sync_api")
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
     assert path, "no Chromium: apt-get install chromium"

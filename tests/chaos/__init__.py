@@ -1,1 +1,1 @@
-"""Chaos: what brings a daemon down elsewhere, done to this one, with figures (`make chaos`)."""
+"""Chaos tests: faults that end other daemons are made here and measured (`make chaos`)."""

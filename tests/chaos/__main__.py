@@ -35,7 +35,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def checked(figures: dict[str, Any], target: str, met: bool) -> dict[str, Any]:
-    """A row of the report."""
+    """Return a row of the report."""
     return {**figures, "target": target, "met": bool(met)}
 
 
@@ -205,7 +205,7 @@ def tests(scratch: Path, minutes: float) -> Rows:
 
 
 def faults(scratch: Path, minutes: float) -> Rows:
-    """Run the tests of each kind of fault in faults.yaml, all in one go, and tell them by kind."""
+    """Run the tests of all faults in faults.yaml together, and report them by kind of fault."""
     kinds: dict[str, list[str]] = yaml.safe_load((TESTS / "chaos" / "faults.yaml").read_text())
     ids = sorted({one for named in kinds.values() for one in named})
     report = scratch / "report.xml"
@@ -286,7 +286,7 @@ GATES: dict[str, Callable[[Path, float], Rows]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 when all held, 1 when one did not."""
+    """Run the gates. Return 0 if all passed, otherwise 1."""
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
     parser.add_argument("gates", nargs="*", choices=[*GATES, []], help="default: all")
     parser.add_argument("--soak_minutes", type=float, default=60.0)
@@ -311,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(path: Path, result: Result) -> None:
-    """Put a gate's figures into the day's report, in place of its earlier ones."""
+    """Write the figures of a gate to the report of the day. They replace earlier figures."""
     told = path.read_text() if path.exists() else ""
     parts = {part.partition("\n")[0]: part for part in told.split("\n## ")[1:]}
     text = markdown(result).replace("python -m benchmarks ", "make chaos GATES=")

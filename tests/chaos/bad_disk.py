@@ -37,7 +37,7 @@ IMAGE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
 
 
 class Sender:
-    """A producer beside a run: what it sent, and what is there in the end."""
+    """A producer beside a run, which compares the journal with the samples that it sent."""
 
     def __init__(self, run: Processes, producer: Producer) -> None:
         self.run, self.producer, self.sent = run, producer, 0
@@ -53,7 +53,7 @@ class Sender:
         until(answers, lambda: self.run.log("receiver"))
 
     def meanwhile(self, breaks: Callable[[], object], seconds: float) -> int:
-        """Samples acknowledged from where the broken disk is known until so many seconds later."""
+        """Return the samples acknowledged in these seconds after the fault of the disk is known."""
         self.send(50)
         self.producer.flush(60)
         breaks()
@@ -95,7 +95,7 @@ def sender(run: Processes) -> Iterator[Sender]:
 
 
 def run(scratch: Path, number: int, seconds: float = 3.0) -> dict[str, object]:
-    """A receiver whose disk fails with this errno while a producer sends, for so long.
+    """Let the disk of a receiver fail with this errno for some time while a producer sends.
 
     Returns:
         whether /readyz said 503 and credit went to 0, how many samples were acknowledged while the
@@ -118,7 +118,7 @@ def run(scratch: Path, number: int, seconds: float = 3.0) -> dict[str, object]:
 
 
 def real_full(scratch: Path, seconds: float) -> dict[str, object]:
-    """Receiver and learner on a file system that somebody fills to the last byte, and clears."""
+    """Fill the file system of a receiver and a learner to the last byte, and clear it."""
     with mounted(scratch) as disk, processes(disk / "run", SMALL, whole=True) as run:
         receiver, learner = run.role("receiver"), run.role("learner")
         with sender(run) as robot:
@@ -134,7 +134,7 @@ def real_full(scratch: Path, seconds: float) -> dict[str, object]:
 
 
 def own_journal(scratch: Path) -> dict[str, object]:
-    """Receiver on a small file system that it fills before a learner starts and makes room."""
+    """Let a receiver fill a small file system before a learner starts and makes room."""
     disk = scratch / "disk"
     disk.mkdir(parents=True)
     tool("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk))
@@ -163,7 +163,7 @@ def own_journal(scratch: Path) -> dict[str, object]:
 
 
 def real_read_only(scratch: Path, seconds: float) -> dict[str, object]:
-    """A receiver whose file system the kernel makes read-only, as it does after a disk's fault.
+    """Let the kernel make the file system of a receiver read-only, as after a fault of a disk.
 
     The kernel keeps such a one read-only until it is mounted anew, for which nobody may use it: so
     the receiver is stopped, and started on the repaired file system.
@@ -191,7 +191,7 @@ def tool(*command: str, allowed: tuple[int, ...] = (0,)) -> None:
 
 @contextmanager
 def mounted(scratch: Path, size: int = 256 << 20) -> Iterator[Path]:
-    """An ext4 file system in a file, mounted as long as the block lasts."""
+    """Mount an ext4 file system in a file for the duration of the block."""
     disk = scratch / "disk"
     disk.mkdir(parents=True)
     with (scratch / "image").open("wb") as image:
@@ -209,7 +209,7 @@ def mount(scratch: Path, disk: Path) -> None:
 
 
 def repair(scratch: Path, disk: Path) -> None:
-    """What an operator does: unmount, check, mount."""
+    """Unmount, check and mount the file system, as an operator does."""
     tool("umount", str(disk))
     tool("fsck.ext4", "-f", "-y", str(scratch / "image"), allowed=(0, 1))
     mount(scratch, disk)

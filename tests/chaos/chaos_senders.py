@@ -1,4 +1,4 @@
-"""Producers that send as fast as they may: `python chaos_senders.py ADDRESS FIRST COUNT`."""
+"""Producers that send as fast as they can: `python chaos_senders.py ADDRESS FIRST COUNT`."""
 
 from __future__ import annotations
 

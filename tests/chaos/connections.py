@@ -1,4 +1,4 @@
-"""A server with many idle connections, few descriptors and requests that are none."""
+"""A server with many idle connections, few descriptors and invalid requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rate of 1e12 on a real daemon turns red, leaves good weights, and a lower rate repairs it."""
+"""A learning rate of 1e12 stops a daemon with good weights, and a lower rate repairs the run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(folder: Path, good: int = 20, samples: int = 120 * BATCH) -> dict[str, A
 
 
 def started(run: Processes, rate: float) -> Any:
-    """A daemon with this learning rate."""
+    """Start a daemon with this learning rate."""
     settings = json.loads(run.config.read_text())
     run.config.write_text(json.dumps({**settings, "optimiser": {"learning_rate": rate}}))
     daemon = run.start("run", str(run.config))
@@ -61,5 +61,5 @@ def started(run: Processes, rate: float) -> Any:
 
 
 def newest(folder: Path) -> Path:
-    """The weights of the newest checkpoint."""
+    """Return the weights of the newest checkpoint."""
     return folder / "checkpoints" / "latest" / "model.safetensors"

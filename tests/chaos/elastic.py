@@ -1,4 +1,4 @@
-"""Gate 18: under torchrun's elastic a host is gone for good, and another day it is back."""
+"""Gate 18: under torchrun's elastic launch, a host disappears for some time, or for good."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Host:
         self.torchrun: subprocess.Popen[bytes]
 
     def start(self) -> None:
-        """As docs/scale.md says, on loopback."""
+        """Start torchrun on loopback, as docs/scale.md says."""
         self.receiver = self.inbox.role("receiver")
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2"),
@@ -65,7 +65,7 @@ class Host:
         self._stack.callback(self.vanish)
 
     def vanish(self) -> None:
-        """SIGKILL to all of it at once, as if its power were cut."""
+        """Send SIGKILL to all processes of the host at once, as if its power were cut."""
         if self.torchrun.poll() is None:
             everything = [self.torchrun, *psutil.Process(self.torchrun.pid).children()]
             for process in everything:
@@ -76,7 +76,7 @@ class Host:
 
 
 def away(folder: Path, samples: int, rate: int) -> dict[str, Any]:
-    """Two hosts learn from a stream each; one is gone until the other has gone on for a while.
+    """Let two hosts learn from one stream each. One host is away until the other has continued.
 
     Args:
         samples: that each of two producers sends.
@@ -127,7 +127,7 @@ def away(folder: Path, samples: int, rate: int) -> dict[str, Any]:
 
 
 def _names(hosts: list[Host]) -> list[str]:
-    """A producer's for each host."""
+    """Return one name of a producer for each host."""
     addresses = [host.inbox.address for host in hosts]
     return [
         next(name for n in count() if receiver_of(name := f"robot-{n}", addresses) == address)

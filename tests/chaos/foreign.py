@@ -79,7 +79,7 @@ def run(
 
 
 def holds(found: dict[str, Any]) -> bool:
-    """Whether the processes live, go on, and are bounded in memory and descriptors."""
+    """Return whether the processes live, continue, and need little memory and few descriptors."""
     return bool(
         found["alive"]
         and found["acked_meanwhile"]
@@ -90,7 +90,7 @@ def holds(found: dict[str, Any]) -> bool:
 
 
 def ports(folder: Path) -> list[int]:
-    """The data port and the HTTP ports of a run."""
+    """Return the data port and the HTTP ports of a run."""
     entries = load(folder)
     addresses = [entries["receiver"]["data"], *(entry["http"] for entry in entries.values())]
     found = [urlsplit(address).port for address in addresses]
@@ -159,7 +159,7 @@ class Attack:
 
 
 def foreign(draw: random.Random) -> Iterator[bytes]:
-    """The pieces of one connection, in some protocol or none."""
+    """Return the pieces of one connection, in a random protocol or in none."""
     data = draw.choice((zmtp_1, zmtp_2, zmtp_3, http, tls, ssh, noise))(draw)
     if draw.random() < 0.3 and data:  # almost true
         harmed = bytearray(data)
@@ -173,7 +173,7 @@ def foreign(draw: random.Random) -> Iterator[bytes]:
 
 
 def frame(body: bytes, flags: int = 0, size: int | None = None) -> bytes:
-    """A ZMTP 2 or 3 frame, which may lie about its size."""
+    """Return a ZMTP 2 or 3 frame, whose size may be false."""
     size = len(body) if size is None else size
     if size < 256 and not flags & 2:
         return bytes((flags, size)) + body
@@ -238,7 +238,7 @@ def zmtp_3(draw: random.Random) -> bytes:
 
 
 def http(draw: random.Random) -> bytes:
-    """As a browser sends it from another origin, or as none would."""
+    """Return an HTTP request, as a browser sends it from another origin, or an invalid one."""
     host = b"Host: 127.0.0.1:5557\r\nOrigin: http://evil.example\r\n"
     body = draw.randbytes(draw.randint(0, 300))
     path = b"/" + b"h" * draw.randint(0, 60)
@@ -264,7 +264,7 @@ def http(draw: random.Random) -> bytes:
 
 
 def tls(draw: random.Random) -> bytes:
-    """A true ClientHello, and some more."""
+    """Return a valid ClientHello with more bytes behind it."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="x.example")
     with contextlib.suppress(ssl.SSLWantReadError):

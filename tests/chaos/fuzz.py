@@ -24,7 +24,7 @@ PAUSE = 0.002  # between two of the other client's messages: it may ask for a pa
 
 
 def run(folder: Path, seconds: float, seed: int = 0) -> dict[str, float]:
-    """Alternates between a sound and a fuzzing client, second by second.
+    """Alternate between a correct and a fuzzing client, second by second.
 
     Returns:
         messages sent by the fuzzer, the receiver's most resident memory, and the good producer's
@@ -60,7 +60,7 @@ def run(folder: Path, seconds: float, seed: int = 0) -> dict[str, float]:
 
 
 class Other(threading.Thread):
-    """A client that sends sound messages, or others."""
+    """A client that sends correct messages, or fuzzed messages."""
 
     def __init__(self, endpoint: str, hostile: bool, seed: int) -> None:
         super().__init__(daemon=True)
@@ -95,7 +95,7 @@ class Other(threading.Thread):
 
 
 def mutated(draw: random.Random) -> list[bytes]:
-    """One message of any kind, true but for a few changes; or none at all."""
+    """Return a message of a random kind with a few changes, or bytes that are no message."""
     number = draw.choice((0, 1, 2, draw.getrandbits(31), (1 << 62) - 1, (1 << 64) - 1))
     text = draw.choice(("robot", "", "x" * 300, "\x1b[2J\n", "a/b", "\u202e"))
     message = draw.choice(
@@ -136,7 +136,7 @@ def mutated(draw: random.Random) -> list[bytes]:
 
 
 def deep(draw: random.Random) -> bytes:
-    """msgpack that is nested, or says that it is long."""
+    """Return msgpack that is deeply nested, or that claims to be long."""
     return draw.choice(
         (
             b"\x91" * draw.randint(1, 5000) + b"\x90",

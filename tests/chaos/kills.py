@@ -24,7 +24,7 @@ HEALTHY_SECONDS = 60.0
 
 
 def receiver(folder: Path, kills: int, samples: int, seed: int = 0) -> dict[str, int]:
-    """A receiver and two producers, any of which is killed at random moments, 0 to 6 s apart.
+    """Kill a receiver and two producers at random moments, 0 to 6 s apart.
 
     Returns:
         kills of each, samples, how many were lost, and how many are there twice.
@@ -66,7 +66,7 @@ def receiver(folder: Path, kills: int, samples: int, seed: int = 0) -> dict[str,
 
 
 def learner(folder: Path, kills: int, last: int) -> dict[str, int]:
-    """A learner killed so often; names of state in which it differs from one that was not."""
+    """Kill a learner this often. Return the names of state that differs from an unkilled one."""
     script = Path(__file__).parents[1] / "learning" / "learning_killed.py"
     command = [sys.executable, str(script), str(folder), str(last), "0", str(kills)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -81,8 +81,10 @@ def learner(folder: Path, kills: int, last: int) -> dict[str, int]:
 
 
 def burst(folder: Path, kills: int = 20, seed: int = 0, whole: bool = True) -> dict[str, float]:
-    """A daemon whose receiver and learner are killed in a row as soon as they live, and how long it
-    then takes until both say that they are ready."""
+    """Kill a receiver and a learner in turn, soon after each start.
+
+    Return how long both then need until they report that they are ready.
+    """
     draw = random.Random(seed)
     with processes(folder, whole=whole) as run:
         began = time.monotonic()

@@ -76,7 +76,7 @@ def accounts(run: Path, inboxes: Sequence[Path], sent: Set[tuple[str, str]]) -> 
 
 
 def _not_read(inbox: Path, facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Samples of a journal that the next start would read: fewer than a batch of each rank."""
+    """Return the samples that the next start would read: fewer than a batch of each rank."""
     told = facts["journals"][journal_id(inbox / "journal")]
     *before, places = [[Offset(**place) for place in division] for division in told]
     reader, found = JournalReader(inbox / "journal"), list[tuple[str, str]]()

@@ -25,7 +25,7 @@ IMAGE = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8)
 
 
 def receiver(scratch: Path, count: int, samples: int = 1200, seed: int = 0) -> dict[str, int]:
-    """Cuts of a receiver that two producers send to.
+    """Cut the power of a receiver that two producers send to.
 
     Returns:
         cuts, samples looked for in all of them together, how many were lost, and how many twice.
@@ -72,7 +72,7 @@ def receiver(scratch: Path, count: int, samples: int = 1200, seed: int = 0) -> d
 
 
 def _send(endpoint: str, name: str, samples: int, log: Path, told: list[tuple[int, int]]) -> None:
-    """Notes how many samples were acknowledged before the log had which size."""
+    """Send samples, and record the size of the log at each count of acknowledged samples."""
     with Producer(endpoint, name, packet_samples=4, linger=0.002) as producer:
         for number in range(samples):
             producer.send(IMAGE, f"{name}-{number}")
@@ -90,7 +90,7 @@ def _seen(producer: Producer, log: Path) -> tuple[int, int]:
 
 
 def _held(folder: Path) -> list[tuple[str, str]]:
-    """What is in the journal that a receiver would open after the cut."""
+    """Return the samples of the journal that a receiver would open after the cut."""
     folder.mkdir(exist_ok=True)
     journal = Journal(folder / "journal", budget=64 << 20, segment_bytes=256 << 10)
     journal.take_checked(wait=True)
@@ -99,7 +99,7 @@ def _held(folder: Path) -> list[tuple[str, str]]:
 
 
 def learner(scratch: Path, count: int, last: int = 30, seed: int = 0) -> dict[str, int]:
-    """Cuts of a learner that saves.
+    """Cut the power of a learner that saves.
 
     Returns:
         cuts, checkpoints that were gone although `save` had returned, and restored learners that

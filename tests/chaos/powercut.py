@@ -22,7 +22,7 @@ _HEAD = struct.Struct("<cIQQ")
 
 
 def compiled(folder: Path) -> Path:
-    """The library for LD_PRELOAD, by the system's compiler."""
+    """Compile the library for LD_PRELOAD."""
     target = folder / "powercut.so"
     command = ("cc", "-shared", "-fPIC", "-O2", "-o", target, SOURCE, "-ldl", "-lpthread")
     subprocess.run([str(part) for part in command], check=True)
@@ -32,7 +32,7 @@ def compiled(folder: Path) -> Path:
 def environment(
     library: Path, root: Path, log: Path | None = None, fault: Path | None = None
 ) -> dict[str, str]:
-    """What a process needs whose disk, below `root`, is to forget, or to fail as `fault` says."""
+    """Return the environment of a process whose disk below `root` forgets, or fails by `fault`."""
     added = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     added |= {"LD_PRELOAD": str(library), "POWERCUT_ROOT": str(root)}
     added |= {"POWERCUT_LOG": str(log)} if log else {}
@@ -52,7 +52,7 @@ class Change:
 
 
 def changes(log: Path) -> list[Change]:
-    """All whole records."""
+    """Return all complete records of the log."""
     content, at, found = log.read_bytes(), 0, []
     while at + _HEAD.size <= len(content):
         kind, length, size, offset = _HEAD.unpack_from(content, at)
@@ -75,7 +75,7 @@ class _Write:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A file, a folder or a link, whatever its names."""
+    """A file, a folder or a link, without its names."""
 
     folder: bool = False
     link: str | None = None
@@ -84,7 +84,7 @@ class _Node:
 
 @dataclass(slots=True, eq=False)
 class _Naming:
-    """A change of names, which happens as a whole or not at all."""
+    """A change of names that happens completely or not at all."""
 
     entries: list[tuple[_Node, str, _Node | None]]  # folder, name, what it names from now on
     durable: bool = False
@@ -92,7 +92,7 @@ class _Naming:
 
 
 class Disk:
-    """What a log's beginning leaves durable, and what it leaves open."""
+    """The durable and the unsynced changes after the first part of a log."""
 
     def __init__(self, root: Path, log: list[Change]) -> None:
         self.root = _Node(folder=True)
@@ -104,7 +104,7 @@ class Disk:
             self._apply(change)
 
     def left_by_a_cut(self, target: Path, draw: random.Random) -> None:
-        """Writes a folder as a power cut now could leave it."""
+        """Write a folder as a power cut at this moment could leave it."""
         mood = draw.choice(("nothing", "everything", "some", "some", "some"))
         keep = {"nothing": 0.0, "everything": 1.0, "some": draw.random()}[mood]
         names: dict[_Node, dict[str, _Node]] = {self.root: {}}
@@ -129,7 +129,7 @@ class Disk:
             target.write_bytes(_content(node, draw, keep))
 
     def _find(self, path: str) -> tuple[_Node, str] | None:
-        """(folder, name) of a path as processes see it."""
+        """Return (folder, name) of a path as processes see it."""
         parts = path[len(self._top) :].strip("/").split("/")
         folder = self.root
         for part in parts[:-1]:

@@ -54,7 +54,7 @@ def kills(folder: Path, count: int, samples: int, seed: int = 0) -> dict[str, in
 
 
 def evictions() -> dict[str, int]:
-    """Streams on which 2 and 4 ranks evict what one process does, and how many of both failed."""
+    """Compare evictions of 2 and 4 ranks with those of one process. Count the failures."""
     return {"streams": 210, "ranks": 2 + 4, "failed": sum(map(bool, checked("many evictions")))}
 
 
@@ -73,7 +73,7 @@ def checked(name: str) -> list[str]:
 
 
 def _learn(folder: Path, deaths: int, draw: random.Random) -> None:
-    """Read all of the journal, through so many deaths of a rank."""
+    """Read the whole journal while this number of ranks is killed."""
     with torchrun(folder, RANKS, restarts=deaths) as launcher:
         before = 0
         for _ in range(deaths):
@@ -88,13 +88,13 @@ def _learn(folder: Path, deaths: int, draw: random.Random) -> None:
 
 
 class Reading:
-    """Watches how far the ranks have read, which they tell twice a second."""
+    """A view of the positions that the ranks publish twice a second."""
 
     def __init__(self, folder: Path) -> None:
         self._file, self._seen, self._since = folder / "cursor.json", b"", 0.0
 
     def has_ended(self) -> bool:
-        """Whether they live, and have read nothing new for some seconds."""
+        """Return whether the ranks live, and have read no new sample for some seconds."""
         now, told = time.monotonic(), self._file.read_bytes() if self._file.exists() else b""
         alive = told and time.time() - self._file.stat().st_mtime < 2
         if told != self._seen or not alive:

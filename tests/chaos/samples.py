@@ -9,7 +9,7 @@ from stream_ssl.wire import Data
 
 
 def held(folder: Path) -> list[tuple[str, str]]:
-    """(producer, id) of all samples in a run's journal, in order.
+    """Return (producer, id) of all samples in the journal of a run, in order.
 
     Raises:
         AssertionError: a record is damaged.

@@ -1,4 +1,4 @@
-"""Gate 9: SIGSTOP of either side, and a line that cuts, delays and half-opens."""
+"""Gate 9: SIGSTOP of either side, and a connection that is cut, delayed and half-opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECOVERY_SECONDS = 3 * HEARTBEAT_TIMEOUT_MS / 1000
 
 
 def stopped(folder: Path, seconds: float) -> dict[str, float]:
-    """A receiver, then a producer, that are stopped for so long; how long they take to go on."""
+    """Stop a receiver, then a producer, for these seconds. Measure until each continues."""
     with processes(folder, whole=True) as run:
         receiver = run.role("receiver")
         with Producer(run.address, "watched", linger=0.0) as producer:
@@ -59,7 +59,7 @@ def stopped(folder: Path, seconds: float) -> dict[str, float]:
 
 
 def relayed(folder: Path, samples: int, harms: int, seed: int = 0) -> dict[str, int]:
-    """A producer behind a line that is cut, held up and half-opened again and again."""
+    """Send through a relay that repeatedly cuts, delays and half-opens the connection."""
     with processes(folder, TINY, whole=True) as run:
         receiver = run.role("receiver")
         with Relay(run.address, harms, seed) as relay, Producer(relay.address, "robot") as producer:
@@ -132,7 +132,7 @@ class Relay:
                 sink.sendall(data)
 
     def _swallow(self, source: socket.socket, seconds: float) -> None:
-        """Takes what comes, and hands nothing on."""
+        """Receive all bytes, and forward none."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self._end.is_set():
             with contextlib.suppress(TimeoutError):

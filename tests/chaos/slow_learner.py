@@ -26,7 +26,7 @@ SENDERS = Path(__file__).with_name("chaos_senders.py")
 def run(
     folder: Path, seconds: float, budget: int = 64 << 20, rate: float = 6e6, warm_up: float = 15.0
 ) -> dict[str, float]:
-    """Bytes acknowledged by producer, and the receiver's memory.
+    """Return the bytes acknowledged to each producer, and the receiver's memory.
 
     Args:
         folder: scratch.
@@ -76,7 +76,7 @@ def run(
 
 
 def acked(run: Processes, folder: Path) -> dict[str, int]:
-    """Sequences that are durable, by producer."""
+    """Return the durable sequence of each producer."""
     from stream_ssl.journal.segment import Segment, list_segments
 
     for _, path in reversed(list_segments(folder / "journal")):

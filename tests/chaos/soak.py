@@ -73,7 +73,7 @@ def soak(folder: Path, seconds: float, every: float = 10.0, rate: float = 400.0)
 
 
 def answers(folder: Path) -> bool:
-    """Whether all processes answer; a run that goes on finds the addresses of its last start."""
+    """Return whether all processes answer. A resumed run may first have its former addresses."""
     entries = load(folder)
     with contextlib.suppress(httpx.TransportError):
         return set(entries) >= set(ROLES) and all(
@@ -105,7 +105,7 @@ def tend(
 
 
 def look(run: Processes, web: httpx.Client, folder: Path, role: str) -> dict[str, float | str]:
-    """One line of the table."""
+    """Return one line of the table."""
     entry = load(folder)[role]
     pid = int(entry["pid"])
     began = time.monotonic()
@@ -131,7 +131,7 @@ def look(run: Processes, web: httpx.Client, folder: Path, role: str) -> dict[str
 
 
 def findings(folder: Path) -> list[dict[str, Any]]:
-    """A row for each process: slopes by Theil and Sen, for one checkpoint must not tilt them."""
+    """Return a row for each process. One checkpoint must not tilt its Theil-Sen slopes."""
     with (folder / "soak.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     rows = []
@@ -166,7 +166,7 @@ def findings(folder: Path) -> list[dict[str, Any]]:
 
 
 def holds(row: dict[str, Any]) -> bool:
-    """Whether what a process shows is flat."""
+    """Return whether the figures of a process do not grow."""
     flat = all(_spread(row[name]) <= 16 for name in ("descriptors", "threads"))
     return bool(flat and row["mb_per_hour"] <= 1 and row["scrape_ms"] < 50)
 
@@ -177,7 +177,7 @@ def _spread(told: str) -> int:
 
 
 def theil_sen(x: np.ndarray, y: np.ndarray) -> float:
-    """The median of the slopes between all pairs."""
+    """Return the median of the slopes between all pairs."""
     left, right = np.triu_indices(len(x), 1)
     run = x[right] - x[left]
     return float(np.median((y[right] - y[left])[run > 0] / run[run > 0])) if len(x) > 1 else 0.0

@@ -18,7 +18,7 @@ def config_file(folder: Path, text: str | bytes | None = None, **sections: Any) 
 
 
 def refused(main: Any, *arguments: str) -> int:
-    """Exit status of a command, however it ends."""
+    """Return the exit status of a command that returns or exits."""
     try:
         return int(main(arguments))
     except SystemExit as end:  # argparse's own way to refuse

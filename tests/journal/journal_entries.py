@@ -4,6 +4,6 @@ from stream_ssl.journal.segment import JournalEntry
 
 
 def entry(sequence, size=1000, producer="robot/1"):
-    """An entry whose payload shows its sequence."""
+    """Return an entry whose payload shows its sequence."""
     payload = bytes([sequence % 256]) * size
     return JournalEntry(producer, sequence, ["file", sequence], 1.5, b"header", payload)

@@ -10,7 +10,7 @@ SIZE = 9000
 
 
 def build(folder, groups=12):
-    """Segments of 256 KiB with groups of 5 packets; closed."""
+    """Write a journal with segments of 256 KiB and groups of 5 packets, and close it."""
     journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
     for group in range(groups):
         journal.append([packet(5 * group + n) for n in range(1, 6)])
@@ -18,7 +18,7 @@ def build(folder, groups=12):
 
 
 def checked(folder):
-    """An open journal whose segments have all been checked."""
+    """Return an open journal whose segments have all been checked."""
     journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
     journal.take_checked(wait=True)
     return journal

@@ -33,7 +33,7 @@ PER_PACKET = 4
 
 
 class MiniProducer(threading.Thread):
-    """Sends numbered samples; `end` kills it."""
+    """A producer that sends numbered samples until `end` is called."""
 
     def __init__(self, address, fault=None):
         super().__init__(daemon=True)
