@@ -80,7 +80,7 @@ def test_only_the_rows_that_an_index_reads_or_writes_are_counted() -> None:
     assert (cost.kernels, cost.bytes) == (2, 2 * (2 * 4 * 5 * 8 + 8 * 5))
 
 
-def test_a_part_takes_the_longer_of_launches_and_device() -> None:
+def test_the_time_of_a_part_is_the_longer_time_of_launches_and_device() -> None:
     cost = simulated.Cost(kernels=100, waits=2, device=0.25)
     assert cost.seconds(1e-3) == pytest.approx(0.25 + 2 * simulated.ROUND_TRIP)
     assert cost.seconds(1e-2) == pytest.approx(1.0 + 2 * simulated.ROUND_TRIP)

@@ -144,7 +144,7 @@ def test_a_chart_shows_no_newest_value_of_a_process_that_has_ended(chromium: Any
         assert whole == [0, 100], "the line ends before the end of the axis"
 
 
-def test_constants_have_axes_with_different_labels(chromium: Any) -> None:
+def test_the_labels_of_an_axis_differ_if_the_values_are_constant(chromium: Any) -> None:
     cases = {
         ("Effective rank", "learner", "memory_rank", 1.0),
         ("Loss", "learner", "loss", 0.0001),

@@ -109,7 +109,7 @@ def test_with_source_leaves_a_source_without_other_options_unchanged(
     assert "Expected a" not in capfd.readouterr().err + caplog.text
 
 
-def test_with_source_keeps_a_source_behind_the_configurations_before_it() -> None:
+def test_with_source_keeps_a_source_after_the_preceding_configurations() -> None:
     words = [
         "--observe.held_out",
         "--config",

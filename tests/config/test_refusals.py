@@ -545,7 +545,7 @@ def test_a_checkpoint_of_a_newer_version_is_refused(
         ("encoder.model", "Thumbnial", "package.module.Class"),
     ],
 )  # fmt: skip
-def test_an_unknown_class_is_answered_with_examples_of_class_paths(
+def test_an_error_about_an_unknown_class_shows_examples_of_class_paths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: Any, message: str
 ) -> None:
     section, _, name = option.partition(".")

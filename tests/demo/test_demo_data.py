@@ -57,13 +57,13 @@ def test_no_held_out_image_is_streamed_under_another_index(images):
     assert not [index for index in held if image_NHW[index].tobytes() in streamed]
 
 
-def test_damaged_file_is_an_error_with_its_sha256(tmp_path: Path):
+def test_check_reports_a_damaged_file_with_its_sha256(tmp_path: Path):
     for name in data.SHA256:
         (tmp_path / name).write_bytes(b"short")
     with pytest.raises(data.DataDamaged, match="is damaged: its sha256 is"):
         data.check(tmp_path)
 
 
-def test_missing_file_is_an_error_with_the_remedy(tmp_path: Path):
+def test_check_reports_a_missing_file_with_the_remedy(tmp_path: Path):
     with pytest.raises(data.DataDamaged, match="is missing; install stream-ssl again"):
         data.check(tmp_path)

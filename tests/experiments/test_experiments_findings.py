@@ -122,7 +122,7 @@ def test_a_number_is_shown_with_its_spread(
     assert Spread(values).text(sign=sign) == text
 
 
-def test_a_report_is_redrawn_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_report_that_is_written_again_has_the_same_bytes(tmp_path: Path) -> None:
     linear = {(*BASE, 0): 0.5, (*BASE, 1): 0.52, (*BETTER, 0): 0.55, ("base", "x2", 0): 0.4}
     results(tmp_path / "runs", linear)
     folders = [tmp_path / "one", tmp_path / "two"]

@@ -97,7 +97,7 @@ def test_a_plan_has_every_arm_before_any_repeats(experiment: Experiment, repeat_
 
 
 @EVERY
-def test_cpu_small_is_sized_for_a_quarter_of_an_hour(experiment: Experiment) -> None:
+def test_the_preset_cpu_small_is_sized_for_a_quarter_of_an_hour(experiment: Experiment) -> None:
     preset = PRESETS["cpu-small"]
     samples = preset.of(experiment.name)["samples"]
     # Core-seconds of a sample that is an anchor or a positive, and of an evaluation; both were

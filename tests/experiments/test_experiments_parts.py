@@ -119,7 +119,7 @@ def test_soft_labels_equal_those_of_a_loop() -> None:
     assert "mixed_error" not in found
 
 
-def test_mixing_labels_makes_them_no_worse_on_average() -> None:
+def test_mixed_labels_have_no_larger_error_than_unmixed_labels() -> None:
     memory, record = filled(12, 5)
     before = torch.random.get_rng_state()
     found = soft_labels(record, memory, SelfLabeling(rise=0), mixup=1.0)
