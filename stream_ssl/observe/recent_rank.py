@@ -55,6 +55,8 @@ class RecentRank:
 
     def __init__(self, folder: Path | None = None, number_bytes: int | None = None) -> None:
         self.number_bytes = number_bytes
+        # Older versions kept the maximum of a vector's bytes, not of its numbers, as "images".
+        self._names = {"keys": "keys", "images": "images" if number_bytes is None else "vectors"}
         self._file = None if folder is None else folder / FILE
         self._moments: dict[str, Tensor] = {}
         self._samples = self._new = torch.tensor(0)
@@ -120,8 +122,10 @@ class RecentRank:
             log.warning("%s; the run starts new maxima of its ranks", error)
             return {}
         found: dict[str, float] = {}
-        for name in {"keys", "images"} & saved.keys():
-            peak = saved[name]
+        for name, saved_as in self._names.items():
+            if saved_as not in saved:
+                continue
+            peak = saved[saved_as]
             if type(peak) in (int, float) and peak >= 1:
                 found[name] = float(peak)
             else:
@@ -137,7 +141,8 @@ class RecentRank:
         if self._file is None or near:
             return
         try:
-            durable.write(self._file, json.dumps(self.peaks), wait=False)
+            saved = {self._names[name]: peak for name, peak in self.peaks.items()}
+            durable.write(self._file, json.dumps(saved), wait=False)
         except OSError:
             return  # other conditions report a full disk; the next change tries again
         self._saved = dict(self.peaks)

@@ -117,6 +117,17 @@ def test_a_damaged_file_is_as_none(
     assert FILE in caplog.text
 
 
+def test_the_maximum_of_vectors_is_kept_under_a_name_of_its_own(tmp_path: Path) -> None:
+    """Under "images", older versions kept the maximum of the bytes of vectors, which is higher."""
+    (tmp_path / FILE).write_text('{"keys": 9.0, "images": 16.5}')
+    assert RecentRank(tmp_path).peaks == {"keys": 9.0, "images": 16.5}
+    recent = RecentRank(tmp_path, number_bytes=4)
+    assert recent.peaks == {"keys": 9.0}
+    feed(recent, samples=vectors(24, torch.float32))
+    recent.measure()
+    assert RecentRank(tmp_path, number_bytes=4).peaks["images"] == recent.peaks["images"] > 10
+
+
 @pytest.mark.parametrize("peak", ["1e300", "17"])
 def test_a_maximum_above_the_dimension_is_ignored(
     peak: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
