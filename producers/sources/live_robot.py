@@ -105,7 +105,7 @@ class AdvertisedTopics(ABC):
 
     @abstractmethod
     def arriving(self) -> Iterator[tuple[Message, int] | None]:
-        """Yield each image message with its bytes, and None after each moment without one.
+        """Yield each image message with its bytes. Yield None after any other message or a pause.
 
         The iteration also subscribes to the wanted topics that the robot advertises meanwhile.
 

@@ -207,7 +207,8 @@ class ParquetFiles(CountedPasses):
     ) -> Sample | None:
         """Return the sample of a row, or None if it has no image in the column `image`.
 
-        `classes` are the names of the classes in the row's file; None if the source has the same.
+        `classes` are the names of the classes in the row's file. They are None if the file has no
+        names, or those of the source.
         """
         held: Any = cells.get(image)
         path = None

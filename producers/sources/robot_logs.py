@@ -70,10 +70,8 @@ class RobotLogs(Recordings):
     def _is_unfinished(self, path: Path) -> bool:
         if path.is_dir() or path.suffix == ".db3":
             return not (path if path.is_dir() else path.parent).joinpath("metadata.yaml").is_file()
-        with (
-            contextlib.suppress(OSError),
-            path.open("rb") as file,
-        ):  # reading the messages reports the error
+        # An error is reported when the messages are read.
+        with contextlib.suppress(OSError), path.open("rb") as file:
             if path.suffix in (".bag", ".active"):
                 return UNINDEXED in file.read(BAG_HEAD)
             file.seek(max(0, path.stat().st_size - len(MAGIC)))

@@ -108,7 +108,8 @@ def cell(value: Any) -> Any:
 def label_in(cells: Mapping[str, object], column: str, skipped: Skipped, what: str) -> int | None:
     """Return the label of a row, or None if it has none.
 
-    `skipped` counts a label that cannot be sent as `bad label`, and logs it with the sample `what`.
+    If the column is missing, or its value cannot be sent, `skipped` counts a `bad label` and logs
+    it with the sample `what`.
     """
     if column in cells:
         return label_of(cells[column], skipped, what)
@@ -122,7 +123,8 @@ def kept_facts(
 ) -> dict[str, Scalar] | None:
     """Return the columns of a row that are sent as meta, or None if there are none.
 
-    `skipped` counts a value that cannot be sent as `bad facts`, and logs it with the sample `what`.
+    If a column is missing, or its value cannot be sent, `skipped` counts `bad facts` and logs it
+    with the sample `what`.
     """
     found = {name: scalar(cells.get(name)) for name in columns}
     for name, value in found.items():

@@ -6,9 +6,9 @@ import sys
 
 from stream_ssl.observe.conditions import DOWN, TABLE, Condition
 
-HEAD = """# `make docs` makes this file. To change it, edit stream_ssl/observe/conditions.py.
+HEAD = """# `make docs` makes this file from conditions.py and alert_rules.py in stream_ssl/observe.
 #
-# Each process decides which conditions are present, by the thresholds of that file, and exports
+# Each process decides which conditions are present, by the thresholds in conditions.py, and exports
 # them as stream_ssl_condition. This file decides only whether a process has died. A runbook's
 # link opens on the page of the process itself. To have it open elsewhere, put the address of your
 # copy of the repository in prometheus.yml, with its last slash:

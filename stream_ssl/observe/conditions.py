@@ -67,8 +67,8 @@ norm, whatever the ranks are. Each update then makes another encoder, and keys o
 have a high rank together. Learning rates of 10 and 100 with SimCLR and SimSiam had changes of 0.08
 to 0.36, and shares of up to 1.1."""
 FLAT_UPDATES, WILD_UPDATES, FLAT_SECONDS = 10, 50, 30.0
-"""Both rules need FLAT_UPDATES updates of this process for a small gradient, and WILD_UPDATES for
-large changes. They must then hold for FLAT_SECONDS. Large changes need more updates, because the
+"""A small gradient counts after FLAT_UPDATES updates of this process, and a large change after
+WILD_UPDATES. A rule must then hold for FLAT_SECONDS. Large changes need more updates, because the
 first 20 updates at a good rate of 0.003 change the weights by 0.012 each."""
 ONE_PICTURE_RANK, ONE_PICTURE_COPIES, ONE_PICTURE_SECONDS = 1.05, 0.99, 60.0
 """One picture: the effective rank of the recent images is below ONE_PICTURE_RANK, and the share of
@@ -303,8 +303,8 @@ TABLE: tuple[Condition, ...] = (
         "Stop the run, go back to an earlier checkpoint, and lower optimiser.learning_rate.",
     ),
     Condition("not-learning", "learner", "critical",
-        "the encoder does not learn: its embeddings hardly differ, and its gradient is nearly 0 or "
-        "its updates are too large",
+        "the encoder does not learn: its updates are too large, or its gradient is nearly 0 and "
+        "its embeddings hardly differ",
         "Lower optimiser.learning_rate (0.001 suits Adam), and a temperature of the loss above 1. "
         "Then begin a new run, or go back to an earlier checkpoint, because these weights seldom "
         "recover.",

@@ -57,8 +57,8 @@ class FrameBatches:
     """Batches of a source's frames, whose ids contain the number of the original image.
 
     Args:
-        batch: the frames that pass for each batch.
-        used: how many of them the batch has, the first ones.
+        batch: the number of frames of the stream that pass for each batch.
+        used: the number of these frames that are in the batch. They are the first ones.
     """
 
     def __init__(self, source: Source, batch: int, used: int) -> None:

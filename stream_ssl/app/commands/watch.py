@@ -356,7 +356,7 @@ def figures_of(reading: Reading) -> dict[str, float | None]:
     """Return the figures of all processes.
 
     The figures of several receivers, and the RANK_PARTS of several ranks, are summed. The lag is
-    that of the last rank. The other figures are those of the first rank.
+    the longest of all ranks. The other figures are those of the first rank.
     """
     found: dict[str, float | None] = {}
     for name, state in sorted(reading.states.items()):
