@@ -298,12 +298,13 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
     if alike is not None:
         parts[0] += f", {percent(alike)} near-duplicates"
     rank = figures.get("memory_rank")
+    of_slots = "slots of the first rank" if ranks else "slots"
     classes, uses = facts.get("classes"), facts.get("producers") or {}
     if classes is not None:
         parts.append(
             f"{'More than ' if classes.get('more') else ''}{classes['count']} "
             f"{'class' if classes['count'] == 1 else 'classes'}; the largest, class "
-            f"{classes['largest']}, has {percent(classes['share'])} of the labelled slots"
+            f"{classes['largest']}, has {percent(classes['share'])} of the labelled {of_slots}"
         )
     elif rank is not None:
         parts.append(f"No labels; the embeddings take {plural(rank, 'direction')}")
@@ -311,7 +312,7 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
     if uniform:
         parts.append("The pictures hardly differ for the encoder; look at the mosaic")
     if (most := uses.get("most_slots")) is not None:
-        parts.append(f"{most} has {percent(uses['most_slots_share'])} of the slots")
+        parts.append(f"{most} has {percent(uses['most_slots_share'])} of the {of_slots}")
     named = _named(OF_MEMORY, problems)
     level: Level = "watch" if uniform or (alike or 0.0) > CROWDED else "good"
     parts += [_sentence(one) for one in named]

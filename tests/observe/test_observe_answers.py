@@ -68,6 +68,7 @@ def test_the_memory_of_several_ranks_is_that_of_all() -> None:
     run.pass_(10, run.sends(), run.learns())
     says = asked(run)["Memory"].says
     assert says.startswith("1,990 of 2,048 slots filled on 2 ranks, 2.0 % near-duplicates.")
+    assert says.endswith("gate has 70 % of the slots of the first rank.")
 
 
 def test_the_use_of_producers_is_that_of_all_ranks() -> None:
