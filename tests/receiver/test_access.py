@@ -66,7 +66,7 @@ def test_a_key_may_not_speak_for_others(running):
     until(lambda: running.counted("refused")["unauthorised"] == len(names))
 
 
-def test_without_a_listed_key_and_ours_nothing_gets_in(running, caplog):
+def test_the_receiver_denies_peers_without_a_listed_key_or_the_right_server_key(running, caplog):
     unknown = Keys.generate("stranger")
     with (
         Peer(running.endpoint) as plain,
@@ -265,7 +265,7 @@ def test_a_receiver_with_keys_may_listen_beyond_loopback(tmp_path, listed):
             peer.hello()
 
 
-def test_the_socket_fails_closed(running):
+def test_the_socket_enforces_curve_in_our_zap_domain(running):
     """Without a ZAP handler libzmq would let every key in; enforcing the domain forbids it."""
     socket = running.receiver._listener.socket
     assert socket.getsockopt(zmq.CURVE_SERVER) == 1

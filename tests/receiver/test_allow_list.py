@@ -87,7 +87,7 @@ def test_a_list_that_this_user_may_not_read_is_named(listed, monkeypatch):
         AllowList(listed)
 
 
-def test_entering_keeps_the_others(tmp_path):
+def test_entering_a_key_keeps_the_other_keys_of_the_list(tmp_path):
     path = tmp_path / "new" / "allow.json"
     AllowList.enter(path, "robot", ROBOT.public)
     AllowList.enter(path, "mallory", MALLORY.public)
@@ -117,7 +117,7 @@ def test_a_revoked_key_leaves_a_valid_list_even_if_it_is_the_last(tmp_path):
         AllowList.revoke(tmp_path / "nowhere" / "allow.json", "robot")
 
 
-def test_the_command_revokes_or_names_the_fault(tmp_path, capsys, monkeypatch):
+def test_the_keys_command_revokes_a_key_or_names_the_error(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = ["robot", "--folder", "keys"]
     assert keys_command([*keys, "--allow", "allow.json"]) == DONE

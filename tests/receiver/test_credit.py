@@ -100,7 +100,7 @@ def test_too_many_producers_take_turns_of_equal_length():
     assert max(turns) <= 1.1 * min(turns)
 
 
-def test_what_is_scarce_is_shared_by_bytes_among_those_who_want_more():
+def test_greedy_producers_share_scarce_room_evenly_by_bytes():
     """Room comes a little at a time, and the producers are of different speeds."""
     policy = CreditPolicy(each=400, total=4000, max_packet=100)
     holders = [Holder(largest=10, greedy=True) for _ in range(10)]
@@ -243,7 +243,7 @@ def test_credit_stops_while_a_checkpoint_fits_on_the_disk(tmp_path, monkeypatch,
         peer.with_credit()
 
 
-def test_a_journal_whose_folder_is_away_is_not_well(tmp_path):
+def test_the_receiver_reports_a_journal_folder_that_was_moved(tmp_path):
     away = tmp_path / "away"
     with Running(tmp_path, **SMALL) as running:
         until(lambda: running.records)
@@ -257,7 +257,7 @@ def test_a_journal_whose_folder_is_away_is_not_well(tmp_path):
         until(lambda: not running.last.journal_away)
 
 
-def test_a_journal_that_cannot_be_written_is_why_there_is_no_credit(tmp_path, monkeypatch):
+def test_a_failed_write_of_the_journal_is_the_reason_for_no_credit(tmp_path, monkeypatch):
     """Linux makes a disk read-only after an error; the learner is not to blame."""
 
     def refused(*_):

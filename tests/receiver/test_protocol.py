@@ -332,7 +332,7 @@ def test_a_restarted_producer_is_answered_once_its_earlier_packets_are_durable(p
     assert protocol.journal.state("robot").sequence == 3
 
 
-def test_who_is_superseded_while_its_packet_waits_for_room_gets_nothing_in(protocol):
+def test_a_packet_of_a_superseded_producer_that_waited_for_room_is_refused(protocol):
     """The commit that makes room answers the HELLO of a newer incarnation, whose packet it is."""
     sequence = 1
     session = protocol.sessions.by_producer("robot")
