@@ -55,7 +55,9 @@ def plain(records: int, samples: int, **facts: Any) -> list[FakeRecord]:
     return [record(position, good(rng, samples), **facts) for position in range(1, records + 1)]
 
 
-def test_equals_the_naive_twin(quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_equal_the_naive_twin(
+    quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(30):
         compare(seed, quarantine, monkeypatch)
 
@@ -86,7 +88,7 @@ def compare(seed: int, quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_goes_on_from_any_batch(seed: int, quarantine: Quarantine) -> None:
+def test_batches_resume_after_any_batch(seed: int, quarantine: Quarantine) -> None:
     rng = np.random.default_rng(1000 + seed)
     records, decoder = journal(rng, 15, bad=0.3, gaps=0.1), Decoder(SIZE)
     expected = list(naive_batches(records, decoder, 4, START))
@@ -160,7 +162,7 @@ def test_reads_a_real_journal_that_grows_and_is_trimmed(
     reader.close()
 
 
-def test_starts_at_the_first_record_left(
+def test_batches_start_at_the_first_record_that_is_left(
     quarantine: Quarantine, caplog: pytest.LogCaptureFixture
 ) -> None:
     records = plain(9, 4)[5:]  # positions 6 to 9
@@ -172,7 +174,7 @@ def test_starts_at_the_first_record_left(
     assert "journal records 2 to 5 cannot be read" in caplog.text
 
 
-def test_believes_in_a_gap_only_when_seen_twice(quarantine: Quarantine) -> None:
+def test_a_gap_that_is_seen_only_once_skips_no_record(quarantine: Quarantine) -> None:
     records = plain(4, 4)
 
     class Blinking(FakeReader):
@@ -289,7 +291,7 @@ def test_a_jump_of_the_clock_is_no_lag(quarantine: Quarantine, jump: float) -> N
         until(lambda: 60 <= batches.lag() < 90)
 
 
-def test_what_is_short_of_a_batch_is_pending_and_no_lag(quarantine: Quarantine) -> None:
+def test_samples_of_an_unfilled_batch_are_pending_and_cause_no_lag(quarantine: Quarantine) -> None:
     """The end of a stream, an hour later; then one more sample, and the learner away."""
     now = [0.0]
     records = [record(p, good(np.random.default_rng(p), 4), received=10.0 * p) for p in (1, 2)]
@@ -307,7 +309,7 @@ def test_what_is_short_of_a_batch_is_pending_and_no_lag(quarantine: Quarantine) 
         assert batches.unread == 2
 
 
-def test_what_is_read_and_not_yet_decoded_is_lag(
+def test_records_that_wait_for_decoding_count_as_lag(
     quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
@@ -374,7 +376,7 @@ def test_a_deeply_nested_field_ends_nothing(quarantine: Quarantine) -> None:
             assert collect(batches, 1)[0].rejected == {"packet": 1}, name
 
 
-def test_conservation_at_rest(quarantine: Quarantine) -> None:
+def test_every_sample_is_trained_rejected_or_pending(quarantine: Quarantine) -> None:
     records = [r for r in journal(np.random.default_rng(3), 40, bad=0.4) if r.header != b"\xc1"]
     sent = sum(len(r.header) and len(_rows(r)) for r in records)
     expected = list(naive_batches(records, Decoder(SIZE), 8, START))
@@ -436,7 +438,7 @@ def test_close_wakes_waiting_calls(quarantine: Quarantine) -> None:
     assert threading.active_count() == before
 
 
-def test_close_while_batches_wait_for_room(quarantine: Quarantine) -> None:
+def test_close_ends_all_threads_while_batches_wait_for_room(quarantine: Quarantine) -> None:
     before = threading.active_count()
     batches = Batches(FakeReader(plain(100, 4)), Decoder(SIZE), quarantine, 2)
     until(lambda: batches.pending() >= 4)
@@ -444,19 +446,21 @@ def test_close_while_batches_wait_for_room(quarantine: Quarantine) -> None:
     assert threading.active_count() == before
 
 
-def test_next_without_waiting(quarantine: Quarantine) -> None:
+def test_next_with_a_timeout_of_0_returns_none_without_a_batch(quarantine: Quarantine) -> None:
     with Batches(FakeReader([]), Decoder(SIZE), quarantine, 4) as batches:
         assert batches.next(0) is None
 
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": 0}])
-def test_refuses_what_cannot_work(quarantine: Quarantine, wrong: dict[str, int]) -> None:
+def test_batches_refuse_a_size_or_a_number_of_workers_of_0(
+    quarantine: Quarantine, wrong: dict[str, int]
+) -> None:
     with pytest.raises(ValueError, match="each must be at least 1"):
         Batches(FakeReader([]), Decoder(SIZE), quarantine, **{"batch_size": 4, **wrong})
 
 
 @pytest.mark.parametrize("wrong", [(0, 0), (1, -1)])
-def test_refuses_an_impossible_offset(wrong: tuple[int, int]) -> None:
+def test_an_offset_before_the_first_record_is_refused(wrong: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="the journal begins at"):
         Offset(*wrong)
 

@@ -85,7 +85,7 @@ def test_raw_becomes_what_its_png_becomes(shape: tuple[int, int, int], channels:
 
 
 @table("shape", [[8, 9, 3], [8, 8], None, "x", [0, 8, 3], [8, 8, 2], [8, -8, -3], [8.0, 8, 3]])
-def test_raw_bytes_that_do_not_fill_their_shape(shape: Any) -> None:
+def test_raw_samples_with_a_wrong_shape_are_refused(shape: Any) -> None:
     with pytest.raises(BadSample) as caught:
         decode_raw(shape, RNG.bytes(8 * 8 * 3))
     assert caught.value.reason == "shape"
@@ -124,7 +124,7 @@ def test_block_refuses_a_packet_with_one_odd_sample(odd: dict[str, Any]) -> None
 @table("kind", ["PNG", "JPEG", "WEBP"])
 @table("channels", [1, 3])
 @table("mode", ["L", "RGB"])
-def test_each_format(kind: str, channels: int, mode: str) -> None:
+def test_each_format_keeps_its_colours(kind: str, channels: int, mode: str) -> None:
     colour = GREY if mode == "L" else (200, 30, 60)
     image = Image.new("RGB", (8, 8), colour).convert(mode)
     options = {} if kind == "PNG" else {"quality": 100}
@@ -133,7 +133,7 @@ def test_each_format(kind: str, channels: int, mode: str) -> None:
     assert np.abs(found.astype(int) - expected).max() <= 6
 
 
-def test_cmyk_jpeg() -> None:
+def test_a_cmyk_jpeg_keeps_its_colours() -> None:
     image = Image.new("RGB", (8, 8), (255, 0, 0)).convert("CMYK")
     found = decode(encoded(image, "JPEG", quality=100), "jpeg")
     assert np.abs(found.astype(int) - np.array(RED)).max() <= 4
@@ -152,18 +152,18 @@ def test_grey_of_a_camera_with_more_bits_keeps_its_brightness(bits: int) -> None
     assert decode(encoded(Image.fromarray(np.repeat(values_HW, 3, 1)), "PNG")).shape == (8, 8, 3)
 
 
-def test_one_bit() -> None:
+def test_a_png_of_one_bit_becomes_black_and_white() -> None:
     pixels = RNG.integers(0, 2, (8, 8)).astype(bool)
     png = encoded(Image.fromarray(pixels), "PNG")
     np.testing.assert_array_equal(decode(png, channels=1)[:, :, 0], pixels * 255)
 
 
-def test_palette() -> None:
+def test_a_png_with_a_palette_keeps_its_colours() -> None:
     image = picture(RNG, 8, 8).quantize(16)
     np.testing.assert_array_equal(decode(encoded(image, "PNG")), np.asarray(image.convert("RGB")))
 
 
-def test_palette_with_a_transparent_colour() -> None:
+def test_a_transparent_colour_of_a_palette_becomes_white() -> None:
     image = Image.new("P", (8, 8), 0)
     image.putpalette([255, 0, 0, 0, 255, 0])
     image.paste(1, (0, 0, 4, 8))
@@ -182,13 +182,13 @@ def test_alpha_lies_over_white(mode: str, size: int) -> None:
     assert (found[:, -1] == 255).all()
 
 
-def test_half_transparent() -> None:
+def test_a_half_transparent_pixel_is_mixed_with_white() -> None:
     found = decode(encoded(Image.new("RGBA", (8, 8), (0, 0, 0, 128)), "PNG"))
     assert np.abs(found.astype(int) - 127).max() <= 1
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_of_an_animation_the_first_frame(kind: str) -> None:
+def test_an_animation_is_decoded_to_its_first_frame(kind: str) -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, GREEN, BLUE)]
     options: dict[str, Any] = {"save_all": True, "append_images": frames[1:], "duration": 50}
     found = decode(encoded(frames[0], kind, **options), kind.lower())
@@ -262,7 +262,7 @@ def test_a_jpeg_that_is_not_shrunk_has_pillow_s_pixels(sides: tuple[int, int]) -
 
 
 @pytest.mark.parametrize("size", [16, 80])
-def test_what_libjpeg_but_warns_of_is_decoded(size: int) -> None:
+def test_a_jpeg_with_extraneous_bytes_is_decoded(size: int) -> None:
     data = encoded(picture(RNG, 6, 8).resize((160, 120), Image.Resampling.BICUBIC), "JPEG")
     table = data.index(b"\xff\xdb")
     odd = data[:table] + bytes(7) + data[table:]
@@ -285,7 +285,7 @@ def test_a_jpeg_that_lacks_only_its_end_mark_is_whole(cut: int, options: dict[st
 
 @table("orientation", range(1, 9))
 @table("kind", ["PNG", "JPEG", "WEBP"])
-def test_orientation(orientation: int, kind: str) -> None:
+def test_decode_applies_each_orientation_of_exif(orientation: int, kind: str) -> None:
     image = Image.new("RGB", (24, 16), BLUE)
     image.paste(RED, (4, 0, 12, 8))  # top left of the central square
     image.paste(GREEN, (12, 0, 20, 8))
@@ -318,7 +318,7 @@ def test_orientation(orientation: int, kind: str) -> None:
 
 
 @table("marker, name", [(b"\xff\xe0", b"JFXX\0\x10"), (b"\xff\xed", b"Photoshop 3.0\0")])
-def test_orientation_behind_a_thumbnail(marker: bytes, name: bytes) -> None:
+def test_decode_finds_the_orientation_behind_a_thumbnail(marker: bytes, name: bytes) -> None:
     exif = Image.Exif()
     exif[0x0112] = 3
     photo = encoded(picture(RNG, 16, 16), "JPEG", exif=exif)
@@ -465,7 +465,7 @@ def test_pictures_within_a_jpeg_are_no_scans_of_it() -> None:
     assert decode(within, "jpeg", max_pixels=1600).shape == (8, 8, 3)
 
 
-def test_the_limit_itself_is_allowed() -> None:
+def test_an_image_with_exactly_max_pixels_is_decoded() -> None:
     data = encoded(picture(RNG, 20, 30), "PNG")
     assert decode(data, max_pixels=600).shape == (8, 8, 3)
     assert refused(data, max_pixels=599).reason == "pixels"
@@ -474,7 +474,7 @@ def test_the_limit_itself_is_allowed() -> None:
 
 
 @table("kind", ["JPEG", "PNG", "WEBP"])
-def test_cut_short_anywhere(kind: str) -> None:
+def test_an_image_that_is_cut_short_is_refused_as_damaged(kind: str) -> None:
     data = encoded(picture(RNG, 20, 20), kind)
     for length in range(1, len(data) - 12, max(1, len(data) // 40)):
         error = refused(data[:length], kind.lower())
@@ -494,7 +494,7 @@ def test_whatever_is_flipped_it_decodes_or_is_refused(kind: str) -> None:
 
 @table("codec", ["jpeg", "png", "webp"])
 @table("kind", ["GIF", "TIFF", "BMP", "PPM", "JPEG", "PNG", "WEBP"])
-def test_a_file_of_another_format(codec: str, kind: str) -> None:
+def test_a_file_of_another_format_than_its_codec_is_refused(codec: str, kind: str) -> None:
     if kind.lower() == codec:
         assert decode(encoded(picture(RNG, 9, 9), kind), codec).shape == (8, 8, 3)
     else:
@@ -504,11 +504,11 @@ def test_a_file_of_another_format(codec: str, kind: str) -> None:
 
 
 @table("data", [b"RIFF\0\0\0\0WAVEfmt ", b"%!PS-Adobe", b"<svg/>"])
-def test_no_image_at_all(data: bytes) -> None:
+def test_data_that_are_no_image_are_refused_by_their_format(data: bytes) -> None:
     assert refused(data, "webp").reason == "format"
 
 
-def test_empty() -> None:
+def test_a_sample_without_bytes_is_refused_as_empty() -> None:
     assert refused(b"").reason == "empty"
     with pytest.raises(BadSample, match="empty"):
         decode_raw([0, 0, 3], b"")
@@ -683,6 +683,6 @@ def test_threads_decode_alike() -> None:
         ({"size": 100, "max_pixels": 50}, "max_pixels=50"),
     ],
 )
-def test_refuses_what_cannot_work(wrong: dict[str, Any], says: str) -> None:
+def test_a_decoder_refuses_invalid_settings(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Decoder(**{"size": 8, **wrong})

@@ -31,7 +31,7 @@ def notes(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
-def test_keeps_payload_and_reason(tmp_path: Path) -> None:
+def test_the_quarantine_keeps_the_payload_and_the_reason(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path / "deep" / "folder")
     put(quarantine, 42, b"\x89PNG", row={"shape": None})
     (note,) = notes(quarantine.folder)
@@ -89,7 +89,9 @@ def test_a_replay_adds_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("bound", "kept"), [({"max_files": 7}, 3), ({"max_bytes": 2600}, 2)])
-def test_drops_the_oldest(tmp_path: Path, bound: dict[str, int], kept: int) -> None:
+def test_a_full_quarantine_drops_the_oldest_samples(
+    tmp_path: Path, bound: dict[str, int], kept: int
+) -> None:
     quarantine = Quarantine(tmp_path, **bound, clock=iter(range(1000)).__next__)
     for sequence in range(1, 10):
         put(quarantine, sequence, bytes(1000))
@@ -118,7 +120,7 @@ def test_a_payload_beyond_the_bound_leaves_its_note(tmp_path: Path) -> None:
     assert not quarantine.unkept
 
 
-def test_hostile_names(tmp_path: Path) -> None:
+def test_hostile_names_write_no_file_outside_the_quarantine(tmp_path: Path) -> None:
     hostile = (
         "../../x",
         "/etc/passwd",
@@ -145,7 +147,7 @@ def test_hostile_names(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == len(hostile)
 
 
-def test_hostile_fields(tmp_path: Path) -> None:
+def test_hostile_fields_leave_small_notes_and_are_counted(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path)
     nested: list[Any] = []
     for _ in range(5000):
@@ -212,7 +214,7 @@ def test_a_folder_that_cannot_be_is_counted(tmp_path: Path) -> None:
     assert quarantine.unkept == {"disk": 1}
 
 
-def test_what_cannot_be_dropped_stops_it_from_growing(
+def test_a_quarantine_that_cannot_delete_its_oldest_sample_keeps_no_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quarantine = Quarantine(tmp_path, max_files=2, rate=1e9)
