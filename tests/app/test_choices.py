@@ -22,7 +22,7 @@ from stream_ssl.config.options import learner_parser
         ),
     ],
 )
-def test_it_names_the_value_and_the_choices(
+def test_an_invalid_value_is_refused_with_the_name_of_its_option(
     option: str, value: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

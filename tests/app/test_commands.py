@@ -166,7 +166,7 @@ def test_a_library_that_does_not_fit_into_memory_is_named(
         cli.main(["status", "cannot import name 'a' from 'torch'"])
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_option_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
     assert end.value.code == 0
@@ -407,7 +407,7 @@ def test_a_pipe_that_breaks_fails_a_daemon_and_ends_other_commands(
     assert "Broken pipe" in caplog.text
 
 
-def test_status_of_a_folder_where_nothing_ran(
+def test_status_says_that_no_run_has_started_in_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status.main([str(tmp_path)]) == 1
@@ -435,7 +435,7 @@ def test_produce_says_why_it_cannot_connect(
         ),
     ],
 )
-def test_produce_refuses_what_cannot_work(
+def test_produce_refuses_invalid_arguments(
     arguments: list[str], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = ["--to", "tcp://127.0.0.1:1", "--name", "robot"]

@@ -26,7 +26,7 @@ def test_each_configuration_is_printed_as_it_is(capsys: pytest.CaptureFixture[st
         assert capsys.readouterr().out == (SHIPPED / f"{name}.yaml").read_text()
 
 
-def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_without_a_name_lists_all_configurations(capsys: pytest.CaptureFixture[str]) -> None:
     assert init.main([]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert sorted(name for name, _ in lines) == NAMES

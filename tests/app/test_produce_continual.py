@@ -36,7 +36,7 @@ def test_the_options_build_the_stream() -> None:
     assert task[5:10] == [1 - task[0]] * 5
 
 
-def test_without_them_a_source_needs_no_labels() -> None:
+def test_a_source_stays_unwrapped_without_options_of_a_stream() -> None:
     source = Synthetic(count=3)
     assert streamed(source) is source
     assert isinstance(streamed(source, "--continual.imbalance", "9"), Continual)
@@ -93,7 +93,9 @@ def test_wrappers_apply_in_one_order() -> None:
     assert kinds == [Parked, Stalls, Video]
 
 
-def test_what_cannot_work_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_produce_refuses_invalid_options_of_shaped_streams(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert produce.main(["synthetic", *BASE, "--continual.kind", "incremental"]) == 2
     assert produce.main(["synthetic", *BASE, "--parked.share", "1.5"]) == 2
     assert "share 1.5: must lie in [0.001, 0.999]" in caplog.text

@@ -346,7 +346,9 @@ def test_near_duplicates_are_told_only_if_they_were_measured(
         assert "slots, 25 % near-duplicates, effective rank" in shown(tmp_path, capsys)
 
 
-def test_totals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_totals_since_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     receiver = ReceiverMetrics(CollectorRegistry())
     learner = started()
     with serving(tmp_path, receiver=receiver, learner=learner):
@@ -384,7 +386,9 @@ def test_a_copied_folder_does_not_show_the_original_run(
     assert "whose processes answer: give that folder" in told
 
 
-def test_five_answers_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_the_five_answers_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With a receiver that answers and a learner that does not, as text and as JSON."""
     metrics, run = ReceiverMetrics(CollectorRegistry()), tmp_path / "x[bold]y"
     run.mkdir()

@@ -91,7 +91,7 @@ def test_every_size_has_the_five_answers(size: tuple[int, int], says: str, produ
         assert first[1:] == ["5.0/s", "512", "7", "0", "44", "2.0", "s,", "away"]
 
 
-def test_figures_of_all_processes() -> None:
+def test_the_view_shows_the_figures_of_all_processes() -> None:
     view = watch.View("runs/yard")
     view.take(a_look)
     lines = {line.split()[0]: line.split()[1:] for line in shown(view)}
@@ -186,7 +186,7 @@ def processes(run: Path, *roles: str, token: Token | None = None) -> Iterator[di
             server.close()
 
 
-def test_a_learner_that_goes_and_comes_back(tmp_path: Path) -> None:
+def test_the_view_finds_a_learner_that_comes_back_at_a_new_address(tmp_path: Path) -> None:
     """The view says so while it is away, and asks the new address afterwards."""
     view, asker = watch.View(str(tmp_path)), watch.Asker(RunFolder(tmp_path))
     with processes(tmp_path, "receiver") as alone:
@@ -273,7 +273,9 @@ def test_an_address_is_told_from_a_folder(place: str, address: str | None) -> No
     assert address_in(Path(place)) == address
 
 
-def test_what_is_not_a_page_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_the_page_of_a_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (
         processes(tmp_path, "receiver", "learner") as servers,
         pytest.raises(ValueError, match="is not the page of a run"),
@@ -359,7 +361,7 @@ class Terminal:
 
 
 @pytest.mark.parametrize("end", ["q", "ctrl-c", "terminate"])
-def test_in_a_terminal(tmp_path: Path, end: str) -> None:
+def test_watch_restores_the_terminal_however_it_ends(tmp_path: Path, end: str) -> None:
     with processes(tmp_path, "receiver", "learner"):
         terminal = Terminal(tmp_path)
         try:
@@ -398,7 +400,7 @@ def test_ctrl_z_gives_the_terminal_back_until_fg(tmp_path: Path) -> None:
             os.close(terminal.master)
 
 
-def test_without_a_terminal(
+def test_watch_refuses_to_start_without_a_terminal_or_with_invalid_arguments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert watch.main([str(tmp_path)]) == 2
