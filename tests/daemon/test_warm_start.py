@@ -87,7 +87,7 @@ def test_weights_are_the_same_and_the_memory_may_grow_or_shrink(
     assert (learner.step, learner.samples, learner.offset) == (0, 0, START)
 
 
-def test_what_does_not_fit_begins_anew_and_is_named(
+def test_a_projector_of_another_size_starts_anew_with_an_empty_memory(
     tmp_path: Path, old: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     learner = begun(tmp_path, old, projector={"dim": 8})
