@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast, get_args
 
 import pytest
-from answers_world import NEGATIVES, QUESTIONS, STATS, Run, asked, origins
+from answers_world import NEGATIVES, QUESTIONS, STATS, Run, asked, garbage, healthy_run
 
 from stream_ssl.learning.divergence import Divergence
 from stream_ssl.observe import families as exported
@@ -27,15 +27,7 @@ CHANCE = f"{math.log(NEGATIVES + 1):.2f}"
 
 @pytest.fixture(scope="module")
 def healthy() -> Run:
-    """Twenty minutes in which the accuracy rises from 43 % to 46 %, after 300 earlier updates."""
-    run = Run()
-    run.steps = 300
-    run.fills({0: 400, 1: 350, 2: 250})
-    run.probes(0.43)
-    run.pass_(600, run.sends(), run.learns())
-    run.probes(0.46)
-    run.pass_(600, run.sends(), run.learns())
-    return run
+    return healthy_run()
 
 
 def test_a_healthy_run_gets_five_good_answers(healthy: Run) -> None:
@@ -69,26 +61,6 @@ def test_the_memory_of_several_ranks_is_that_of_all() -> None:
     says = asked(run)["Memory"].says
     assert says.startswith("1,990 of 2,048 slots filled on 2 ranks, 2.0 % near-duplicates.")
     assert says.endswith("gate has 70 % of the slots of the first rank.")
-
-
-def test_the_use_of_producers_is_that_of_all_ranks() -> None:
-    """Each rank tests its part of the samples, and may read another journal."""
-    run = Run()
-    run.pass_(60, run.sends(), run.learns())
-    states = run.states()
-
-    def row(name: str, samples: float, used: float) -> dict[str, Any]:
-        return {"name": name, "samples": samples, "used": used, "dropped": 1 - used, "bad": 0.0}
-
-    for name, best, worst in (
-        ("learner", row("yard", 300, 0.9), []),
-        ("learner-1", row("yard", 100, 0.5), [row("gate", 50, 0.0)]),
-    ):
-        uses = {"best": best, "worst": worst, "samples": 300.0, "dropped": 30.0}
-        facts = {**states["learner"]["facts"], "producers": uses}
-        states[name] = {**states["learner"], "facts": facts}
-    says = {one.question: one.says for one in answers(states)}["Producers"]
-    assert "yard, 80 % of its samples are used. Worst: gate (0 % used, 100 % near-dup" in says
 
 
 def test_updates_are_counted_over_the_span_that_is_named() -> None:
@@ -303,16 +275,6 @@ def camera_gone(run: Run) -> None:
     run.pass_(300, run.sends(10, producer_samples={"gate": 10}), run.learns())
 
 
-def garbage(run: Run) -> None:
-    def work() -> None:
-        counts[0] += 30
-        bad = {("damaged", "yard"): counts[0]}
-        run.learner.learner.observe_journal(0, 0, 0, bad, {"yard": 10 * run.steps})
-
-    counts = [0]
-    run.pass_(120, run.sends(), run.learns(), work)
-
-
 def diverged(run: Run) -> None:
     state = Divergence()
 
@@ -483,108 +445,11 @@ def test_a_memory_full_of_near_duplicates_is_not_good() -> None:
     assert asked(run)["Memory"].level == "watch"
 
 
-def test_the_uses_of_each_producer_are_listed_by_reason() -> None:
-    run = Run()
-    run.fills()
-    run.pass_(10, run.learns(), run.drops("yard"))
-    run.learner.learner.observe_journal(0, 0, 0, {("damaged", "yard"): 7}, {})
-    uses = run.facts["learner"].uses()
-    assert uses["yard"] == {
-        "admitted": 10,
-        "dropped": {"near_duplicate": 30},
-        "bad": {"damaged": 7},
-        "slots": 300,
-        "guaranteed": 170,
-    }
-    assert (uses["gate"]["dropped"], uses["gate"]["slots"]) == ({}, 700)
-
-
-def test_producers_that_have_left_have_no_rate(healthy: Run) -> None:
-    receiver = healthy.states()["receiver"]
-    left = {**receiver, "figures": {**receiver["figures"], "producers": 0.0}}
-    assert left["figures"]["received"] == 2.0, "a mean of the seconds before"
-    found = asked(healthy, receiver=left)
-    start = "No producer is connected. In the last 10 min, each producer"
-    assert found["Producers"].says.startswith(start)
-    # A condition begins when nobody has been connected for a while.
-    assert (found["Producers"].level, found["To do"].level) == ("wait", "wait")
-    assert found["To do"].says.startswith("Start a producer: stream-ssl produce")
-
-
-def test_sources_that_have_ended_are_no_fault() -> None:
-    run = Run()
-    run.fills()
-    run.pass_(300, run.sends(), run.learns())
-    ended = {"producer_finished": {"yard": 2.0, "gate": 2.0}, "producers": 0}
-    run.learner.learner._families.set("pending_samples", 5)
-    run.pass_(180, run.nothing(**ended))
-    found = asked(run)
-    assert {one.level for one in found.values()} == {"good"}
-    told = "No producer is connected. The last, yard, ended normally; its last sample came at 19"
-    assert found["Producers"].says.startswith(told)
-    told = "because every source has ended. The learner has read all samples, and 5 samples wait"
-    assert told in found["Learning"].says
-    assert "Every source has ended: send more, or stop the run" in found["To do"].says
-    run.pass_(10, run.nothing(**{**ended, "producer_finished": {"film": 1.0}}))  # sent nothing
-    assert "because every source has ended" not in asked(run)["Learning"].says
-    run.pass_(10, run.nothing(**{**ended, "producer_finished": {"film": 2.0}}))
-    assert "because every source has ended" in asked(run)["Learning"].says
-    run.pass_(180, run.nothing(**{**ended, "producer_finished": {"yard": 1.0}}))
-    assert asked(run)["Producers"].says.startswith("No producer is connected. In the last")
-    assert "no-producers" in asked(run)["Health"].says
-
-
-def test_a_learner_that_has_just_started_does_not_say_that_it_has_read_all() -> None:
-    run = Run()
-    run.pass_(10, run.sends())
-    over = run.nothing(producers=0, producer_finished={"yard": 2.0, "gate": 2.0})
-    run.pass_(10, over)
-    found = asked(run)
-    assert found["Learning"].level == found["Memory"].level == "wait"
-    assert "has read all samples" not in found["Learning"].says
-    assert found["Memory"].says == "The learner has not counted its slots yet."
-    assert "stop the run" not in found["To do"].says
-    run.fills()
-    run.pass_(10, over)
-    found = asked(run)
-    assert "has read all samples" in found["Learning"].says
-    assert "stop the run" in found["To do"].says
-
-
 def test_a_run_without_an_answer_is_bad() -> None:
     error = {"error": "no receiver has started in this run folder"}
     found = {one.question: one for one in answers({"receiver": error})}
     assert {one.level for one in found.values()} == {"bad", "unknown"}
     assert len(problems_of({"receiver": error})) == 1
-
-
-def test_several_receivers_count_together(healthy: Run) -> None:
-    states = healthy.states()
-    twin = {"receiver-0": states["receiver"], "receiver-1": states["receiver"]}
-    (producers,) = (
-        one
-        for one in answers({**twin, "learner": states["learner"]})
-        if one.question == "Producers"
-    )
-    assert producers.says.startswith("4 producers connected, 4.0 samples/s in the last")
-
-
-def test_sources_have_ended_also_if_another_receiver_never_had_any() -> None:
-    run, other = Run(), Run()
-    run.fills()
-    run.pass_(300, run.sends(), run.learns())
-    ended = {"producer_finished": {"yard": 2.0, "gate": 2.0}, "producers": 0}
-    run.pass_(180, run.nothing(**ended))
-    for nothing, level in (
-        ({"producers": 0}, "good"),
-        ({"producers": 0, "producer_finished": {"film": 0.0}}, "wait"),  # was killed
-    ):
-        other.pass_(10, other.nothing(**nothing))
-        states = run.states()
-        both = {"receiver-0": states["receiver"], "receiver-1": other.states()["receiver"]}
-        found = {one.question: one for one in answers({**both, "learner": states["learner"]})}
-        assert found["Producers"].level == level
-        assert ("yard, ended normally" in found["Producers"].says) == (level == "good")
 
 
 def test_a_problem_of_one_of_several_receivers_names_it() -> None:
@@ -593,90 +458,6 @@ def test_a_problem_of_one_of_several_receivers_names_it() -> None:
     assert alone["says"] == "the disk is full"
     (found,) = problems_of({"receiver-0": {}, "receiver-1": {"problems": [full]}, "learner": {}})
     assert found["says"] == "receiver-1: the disk is full"
-
-
-def test_a_producer_without_use_is_named_before_its_condition_holds() -> None:
-    run = Run()
-    run.pass_(60, run.sends(), run.learns(origins_B=None), run.drops("yard"), gate_alone(run))
-    found = asked(run)
-    assert (found["Health"].level, found["Producers"].level) == ("good", "watch")
-    assert "Worst: yard (0 % used, 100 % near-duplicates)." in found["Producers"].says
-    assert found["To do"].level == "watch"
-    assert found["To do"].says.startswith("yard shows nothing new. Point the camera")
-    run.fills()
-    run.pass_(10, run.nothing(producers=0, producer_finished={"yard": 2.0, "gate": 2.0}))
-    found = asked(run)
-    assert "Worst: yard (0 % used, 100 % near-duplicates)." in found["Producers"].says
-    assert found["Producers"].level == "good"
-    assert "Point the camera" not in found["To do"].says  # nobody can, once a source has ended
-
-
-def test_all_producers_without_use_are_named_up_to_a_few() -> None:
-    run = Run()
-    lobbies = [f"lobby-{number}" for number in range(8)]
-    run.pass_(60, run.sends(), gate_alone(run), run.drops(*lobbies))
-    found = asked(run)
-    told = "lobby-0, lobby-1, lobby-2, lobby-3, lobby-4 and 3 more"
-    assert found["Producers"].says.endswith(
-        f"Worst: {told} (less than 10 % used, near-duplicates)."
-    )
-    assert found["To do"].says.startswith(f"{told} show nothing new.")
-    run.pass_(120, run.sends(), gate_alone(run), run.drops(*lobbies))
-    found = asked(run)
-    assert found["Producers"].says.count("dropped as near-duplicates") == 1
-    named = "lobby-1, lobby-2, lobby-3, lobby-4"
-    assert f"The same condition holds for {named}, lobby-5 and 2 more." in found["Producers"].says
-    assert f"everything-dropped (lobby-0, {named} and 3 more)" in found["Health"].says
-    assert f"everything-dropped (lobby-0, {named} and 3 more):" in found["To do"].says
-
-
-def test_a_better_producer_than_a_faulty_one_is_not_the_worst() -> None:
-    run, used = Run(), origins("gate", 10) + origins("hall", 10)
-    run.pass_(60, run.sends(), run.learns(origins_B=used, dropped_origins=origins("hall", 4)))
-    assert "Worst: hall (71 % used" in asked(run)["Producers"].says
-    garbage(run)
-    told = asked(run)["Producers"].says
-    assert "of yard's samples within" in told
-    assert "Worst" not in told
-
-
-def test_one_producer_is_neither_the_best_nor_the_worst() -> None:
-    run = Run()
-    run.pass_(60, run.sends(), gate_alone(run))
-    assert asked(run)["Producers"].says.endswith(
-        "In the last 1 min, 100 % of gate's samples are used."
-    )
-
-
-def test_samples_that_wait_for_the_near_duplicate_test_change_no_share() -> None:
-    run = Run()
-    run.pass_(60, run.sends(), run.learns(), run.drops("yard"))
-    before = asked(run)["Producers"].says
-    assert "Best of the last 1 min: gate, 100 % of its samples are used." in before
-    run.learner.learner.observe_journal(0, 900, 0, {}, {"yard": 5000, "gate": 5000})
-    run.pass_(10, run.sends(), run.learns(), run.drops("yard"))
-    assert asked(run)["Producers"].says == before
-
-
-def test_the_worst_of_equals_is_not_named() -> None:
-    run = Run()
-    lobbies = ("lobby-0", "lobby-1")
-    run.pass_(180, run.sends(), run.learns(), run.drops(*lobbies))
-    found = asked(run)
-    assert "Worst" not in found["Producers"].says
-    assert "The same condition holds for lobby-1." in found["Producers"].says
-    two_ranks = asked(run, **{"learner-1": run.states()["learner"]})
-    for question in ("Producers", "To do"):
-        assert two_ranks[question].says == found[question].says, "each producer is named once"
-
-
-def test_producers_that_are_gone_are_named() -> None:
-    run = Run()
-    run.pass_(60, run.sends(), run.learns(), run.drops("yard", "gate"))
-    run.pass_(120, run.nothing(producers=0))
-    found = asked(run)
-    assert "; gate, yard did not end normally." in found["Producers"].says
-    assert "No update for 2 min, because no producer is connected." in found["Learning"].says
 
 
 def test_advice_on_folders_has_their_paths(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -696,7 +477,3 @@ def test_advice_on_folders_has_their_paths(tmp_path: Any, monkeypatch: pytest.Mo
     (bad,) = (one for one in problems_of(run.states()) if one["name"] == "bad-samples")
     assert f"Read the reasons in {tmp_path / 'q'}: a .json file" in bad["remedy"]
     assert asked(run)["To do"].says.endswith(f"Then: bad-samples (see {tmp_path / 'q'}).")
-
-
-def gate_alone(run: Run) -> Callable[[], None]:
-    return run.learns(origins_B=origins("gate", 20))
