@@ -111,8 +111,8 @@ class Film:
         note: called for each loss; see `Skipped.note`.
         what: the name of the file in messages.
         key_frames: decode only frames that are stored whole.
-        after: time of the last sent frame, in units of the time base. Earlier losses are not
-            counted again.
+        after: the time of the last frame that was sent before a restart, in units of the time
+            base. Losses before it were counted then, and are not counted again.
         live: whether the stream is live. Data before its first key frame then does not count as a
             loss.
         ordered: whether the file stores no times of frames; see `stores_order_alone`.

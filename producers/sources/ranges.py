@@ -9,14 +9,14 @@ DAY = 86_400.0
 
 
 def check_above_0(**values: float | None) -> None:
-    """Raise ValueError if a value is not above 0. None is accepted."""
+    """Raise ValueError if a value is 0 or less. A value may be None."""
     for what, value in values.items():
         if value is not None and not value > 0:
             raise ValueError(f"{what} {value}: must be above 0")
 
 
 def check_ranges(*rules: tuple[str, float | None, float, float]) -> None:
-    """Check values against ranges; each rule is (name, value, lowest, highest). None is accepted.
+    """Check values against ranges. A rule is (name, value, lowest, highest); a value may be None.
 
     Raises:
         ValueError: a value is outside its range. The message names the first such value.

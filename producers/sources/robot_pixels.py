@@ -1,4 +1,4 @@
-"""Pixels of the uncompressed images of ROS and Foxglove, in each of their encodings.
+"""Decoding of uncompressed images of ROS and Foxglove, in each encoding, to pixels.
 
 Shapes: H x W pixels of C channels.
 """

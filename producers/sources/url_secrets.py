@@ -16,12 +16,12 @@ SECRET_PARTS = ("signature", "token", "secret", "password", "credential", "apike
 SIGNING = ("xamz", "xgoog", "xoss")
 """Beginnings of the parameters with which Amazon, Google and Alibaba sign URLs."""
 GRANTS = ("expires", "expiry", "exp", "keypairid", "googleaccessid", "ossaccesskeyid")
-"""Parameters beside a signature or a token, which say for whom and until when it is valid."""
+"""Parameters that say for whom, and until when, a signature or a token is valid."""
 AZURE = {
     *("sv", "ss", "srt", "sp", "st", "se", "spr", "sip", "sr", "si", "sdd"),
     *("skoid", "sktid", "skt", "ske", "sks", "skv"),
 }
-"""Parameters of a shared access signature, whose signature is `sig`."""
+"""Parameters beside `sig` in a URL that Azure signed (a shared access signature)."""
 
 
 def without_secrets(text: str) -> str:

@@ -64,8 +64,8 @@ and shares of 0.05 to 0.48."""
 OTHER_CHANGE = 0.05
 """An encoder does not learn either if an update changes the weights by more than this part of their
 norm, whatever the ranks are. Each update then makes another encoder, and keys of several encoders
-have a high rank together. Learning rates of 10 and 100 with SimCLR and SimSiam had changes of 0.08
-to 0.36, and shares of up to 1.1."""
+have a high rank together. With SimCLR and SimSiam, runs at learning rates of 10 and 100 changed
+their weights by 0.08 to 0.36, and their rank shares were up to 1.1."""
 FLAT_UPDATES, WILD_UPDATES, FLAT_SECONDS = 10, 50, 30.0
 """A small gradient counts after FLAT_UPDATES updates of this process, and a large change after
 WILD_UPDATES. A rule must then hold for FLAT_SECONDS. Large changes need more updates, because the

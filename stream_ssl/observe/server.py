@@ -369,7 +369,7 @@ class Pages:
         return log_in(RedirectResponse("./", 303), self._token, request.url.scheme == "https")
 
     async def logout(self, _: Request) -> Response:
-        """End the log-in of this browser."""
+        """Log this browser out."""
         answer = RedirectResponse("login", 303)
         if self._token is not None:
             answer.delete_cookie(self._token.cookie, path=None)  # type: ignore[arg-type]

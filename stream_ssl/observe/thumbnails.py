@@ -14,7 +14,7 @@ from stream_ssl.memory.descriptors import Thumbnail, vectors_of
 SIDE = 8
 """The side of a thumbnail, in pixels."""
 NUMBERS = {2: torch.float16, 4: torch.float32}
-"""The type of a vector's numbers, by their bytes."""
+"""The number of bytes of each number of a vector, and its type."""
 
 _thumbnail = Thumbnail(SIDE)
 

@@ -337,7 +337,7 @@ class MultiPatches(MoCo):
         return MethodOutput(added(loss, rate, -self.weight), target_BD)
 
     def coding_rate(self, z_VBD: Tensor) -> Tensor:
-        """Return R, a scalar. It is computed from the products of samples, of which B is few."""
+        """Return R, a scalar. The determinant of size B equals that of size D, and B is small."""
         share = self.dim / (z_VBD.shape[1] * self.precision**2)
         product_VBB = torch.eye(z_VBD.shape[1], device=z_VBD.device) + share * z_VBD @ z_VBD.mT
         return torch.logdet(product_VBB).mean() / 2

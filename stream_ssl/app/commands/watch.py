@@ -349,7 +349,7 @@ SPEED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 """The figures with a line of their past, and their forms."""
 RANK_PARTS = ("trained", "replayed", "slots", "capacity")
-"""Figures of which each rank has its part."""
+"""Each rank reports its own part of these figures, so they are summed."""
 
 
 def figures_of(reading: Reading) -> dict[str, float | None]:
