@@ -48,6 +48,7 @@ def frames(image_NHWC: NDArray[np.uint8], **known: Any) -> Footage:
     facts: dict[str, Any] = {
         "producers": ["robot"] * count,
         "label_N": np.arange(count) % 2,
+        "room_N": np.arange(count) // 8,
         "scene_N": np.arange(count) // 4,
         "original_N": np.arange(count),
         "kinds": [frozenset({"door"} if n % 2 else {"lamp"}) for n in range(count)],
@@ -96,7 +97,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             }
             writer.write_message("/image", schema, message, when, when)
             seen = {"lamp": 500} if number % 2 else {"door": 500, "speck": 3}
-            rows.append([number, when, number // 12, number % 12 // 4, 0.0, 0.0, 0.0, seen])
+            x = 250.0 if number % 12 < 6 else 260.0
+            rows.append([number, when, number // 12, number % 12 // 4, x, -1.0, 0.0, seen])
         writer.finish()
     (root / "patrol" / "patrol.json").write_text(json.dumps(rows))
     for name, count in (("vtest.avi", 6), ("film.avi", 5)):
@@ -128,6 +130,12 @@ def test_the_last_quarter_of_each_floor_is_tested_and_not_streamed(folder: Path)
     assert found.tested.label_N.tolist() == [0, 0, 0, 1, 1, 1]
     assert found.stream.kinds[:2] == [frozenset({"door"}), frozenset({"lamp"})]
     assert len(np.unique(found.stream.scene_N)) == 6
+
+
+def test_a_room_is_a_square_of_its_floor(folder: Path) -> None:
+    found = robot(folder, SIDE)
+    assert found.stream.room_N.tolist() == [0] * 6 + [1] * 3 + [2] * 6 + [3] * 3
+    assert found.tested.room_N.tolist() == [1, 1, 1, 3, 3, 3]
 
 
 def test_cameras_begin_and_end_at_the_same_time(folder: Path) -> None:
@@ -218,6 +226,7 @@ def test_a_run_trains_on_the_recording_and_measures_its_memory(
     assert found["updates"] == 2
     assert 0 <= found["knn"] <= 1
     assert found["object_queries"] == 16
+    assert found["room_queries"] == 16
 
 
 def test_runs_of_two_seeds_differ_and_runs_of_one_seed_are_equal(recording: Recording) -> None:

@@ -32,6 +32,7 @@ from stream_ssl.wire.sample import Sample
 
 YARD = "vtest.avi"
 SEEN = 100  # pixels of an object that the robot has in view
+ROOM = 256  # side of the squares of a floor that count as rooms, in units of the map, about 8 m
 LEG = 0.25  # the last part of each floor, which no stream contains
 SUFFIXES = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png", ".webp": "webp"}
 
@@ -44,6 +45,7 @@ class Footage:
         image_NHWC: uint8 images.
         producers: the name of each frame's producer.
         label_N: the class of each frame, -1 if unknown: a floor of the robot, or a class of files.
+        room_N: the room in which the robot is, -1 for other producers.
         scene_N: frames with the same number show the same place.
         original_N: frames with the same number are copies of one picture; all differ unless files
             of a crawl are known to be copies.
@@ -53,6 +55,7 @@ class Footage:
     image_NHWC: NDArray[np.uint8]
     producers: Sequence[str]
     label_N: NDArray[np.int64]
+    room_N: NDArray[np.int64]
     scene_N: NDArray[np.int64]
     original_N: NDArray[np.int64]
     kinds: Sequence[frozenset[str]]
@@ -66,6 +69,7 @@ class Footage:
             self.image_NHWC[rows],
             [self.producers[row] for row in rows],
             self.label_N[rows],
+            self.room_N[rows],
             self.scene_N[rows],
             self.original_N[rows],
             [self.kinds[row] for row in rows],
@@ -117,18 +121,26 @@ def robot(folder: Path, size: int) -> Recording:
     if len(numbers) != len(rows):
         raise ValueError(f"patrol.mcap has {len(numbers)} images, patrol.json {len(rows)} rows")
     label_N = np.array([row[2] for row in rows])
-    stands = {place: number for number, place in enumerate(sorted({(r[2], r[3]) for r in rows}))}
+    rooms = [(row[2], row[4] // ROOM, row[5] // ROOM) for row in rows]
+    stands = [(row[2], row[3]) for row in rows]
     frames = Footage(
         image_NHWC,
         ["robot"] * len(rows),
         label_N,
-        np.array([stands[row[2], row[3]] for row in rows]),
+        _numbered(rooms),
+        _numbered(stands),
         np.arange(len(rows)),
         [frozenset(name for name, pixels in row[7].items() if pixels >= SEEN) for row in rows],
     )
     last = [rows[-int(LEG * len(rows)) :] for rows in rows_by(label_N)]
     tested = np.sort(np.concatenate(last))
     return Recording(frames.at(np.setdiff1d(np.arange(len(rows)), tested)), frames.at(tested))
+
+
+def _numbered(places: Sequence[tuple[float, ...]]) -> NDArray[np.int64]:
+    """Return the number of each frame's place."""
+    number = {place: number for number, place in enumerate(sorted({*places}))}
+    return np.array([number[place] for place in places])
 
 
 def rows_by(label_N: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -149,6 +161,7 @@ def cameras(folder: Path, size: int) -> Recording:
                 np.concatenate([image_NHWC] * passes),
                 ["yard" if path.name == YARD else "films"] * count,
                 np.full(count, -1),
+                np.full(count, -1),
                 np.full(count, 1_000 + number),
                 1_000_000 * (number + 1) + np.arange(count),
                 [frozenset()] * count,
@@ -164,6 +177,7 @@ def _interleaved(parts: Sequence[Footage]) -> Footage:
         np.concatenate([part.image_NHWC for part in parts]),
         [name for part in parts for name in part.producers],
         np.concatenate([part.label_N for part in parts]),
+        np.concatenate([part.room_N for part in parts]),
         np.concatenate([part.scene_N for part in parts]),
         np.concatenate([part.original_N for part in parts]),
         [kinds for part in parts for kinds in part.kinds],
@@ -189,6 +203,7 @@ def crawl(folder: Path, size: int) -> Recording:
         image_NHWC,
         ["crawler"] * len(rows),
         np.array([classes[row[1]] for row in rows]),
+        np.full(len(rows), -1),
         np.zeros(len(rows), np.int64),
         original_N,
         [frozenset()] * len(rows),

@@ -32,6 +32,8 @@ COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "worst_gap": ("gap, worst 1 %", NUMBER),
         "knn_balanced": ("floor, kNN, %", SHARE),
         "linear_balanced": ("floor, linear, %", SHARE),
+        "room_knn_balanced": ("room, kNN, %", SHARE),
+        "room_linear_balanced": ("room, linear, %", SHARE),
         "object_knn_balanced": ("object, kNN, %", SHARE),
         "object_linear_balanced": ("object, linear, %", SHARE),
     },
@@ -47,7 +49,9 @@ COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 """By recording: measurements of a run, with their headings and units."""
 
-COMPARED = ("knn_balanced", "linear_balanced", "object_knn_balanced", "object_linear_balanced")
+COMPARED = tuple(
+    f"{of}{by}_balanced" for of in ("", "room_", "object_") for by in ("knn", "linear")
+)
 
 
 def found_in(results: Mapping[str, RunResult]) -> FinishedRuns:

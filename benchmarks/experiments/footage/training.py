@@ -268,15 +268,23 @@ def _gaps(row_NF: Tensor, row_KF: Tensor) -> NDArray[np.float64]:
 
 
 def accuracies(learner: Learner, recording: Recording) -> dict[str, float]:
-    """Return the accuracy of a kNN vote and of a linear probe on the tested frames, by label."""
+    """Return the accuracy of a kNN vote and of a linear probe on the tested frames.
+
+    They are told apart by label, by room and by kind of object, as far as these are known.
+    """
     every = max(1, len(recording.stream) // REFERENCES)
     rows = np.arange(0, len(recording.stream), every)
     seen, tested = recording.stream.at(rows), recording.tested
-    found = _accuracy(learner, seen.images(seen.label_N), tested.images(tested.label_N), "")
     names = sorted(frozenset().union(*seen.kinds))
-    if names:
-        one, other = (frames.images(frames.objects(names)) for frames in (seen, tested))
-        found |= _accuracy(learner, one, other, "object_")
+    labels = {
+        "": (seen.label_N, tested.label_N),
+        "room_": (seen.room_N, tested.room_N),
+        "object_": (seen.objects(names), tested.objects(names)),
+    }
+    found: dict[str, float] = {}
+    for of, (seen_N, tested_N) in labels.items():
+        if (seen_N >= 0).any():
+            found |= _accuracy(learner, seen.images(seen_N), tested.images(tested_N), of)
     return found
 
 
