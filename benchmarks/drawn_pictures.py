@@ -2,16 +2,17 @@
 
 python -m benchmarks.drawn_pictures --pairs FILE.png
 
-The pictures are drawn here: pages of Python's own source code, characters, plots, chess boards and
-spectrograms. All are different, though some look alike, such as a letter with two accents. The
-command prints how many of them are dropped, and how many changed copies of a hundred are found.
-FILE shows dropped pictures, each beside the picture that it repeats.
+The pictures are drawn here: pages of Python's own source code, characters, plots, chess boards,
+spectrograms and flags. All are different, though some look alike, such as a letter with two
+accents. The command prints how many of them are dropped, and how many changed copies of a hundred
+are found. FILE shows dropped pictures, each beside the picture that it repeats.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import sysconfig
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -115,12 +116,28 @@ def spectrograms(generator: np.random.Generator) -> Iterator[Image.Image]:
         yield Image.fromarray((255 * colours).astype(np.uint8))
 
 
+def flags(generator: np.random.Generator) -> Iterator[Image.Image]:
+    """Yield all flags of three stripes of eight colours. Two neighbours differ, in either order."""
+    colours = "white", "black", "red", "green", "blue", "yellow", "orange", "purple"
+    rows = [
+        row
+        for row in itertools.product(colours, repeat=3)
+        if row[0] <= row[2] and row[1] not in (row[0], row[2])
+    ]
+    for number in generator.permutation(2 * len(rows)):
+        flag = Image.new("RGB", (90, 90))
+        for stripe, colour in enumerate(rows[number // 2]):
+            ImageDraw.Draw(flag).rectangle((0, 30 * stripe, 89, 30 * stripe + 29), fill=colour)
+        yield flag.transpose(Image.Transpose.TRANSPOSE) if number % 2 else flag
+
+
 DRAWN: dict[str, tuple[Callable[[np.random.Generator], Iterator[Image.Image]], int]] = {
     "pages of code": (pages, 500),
     "characters": (characters, 2000),
     "plots": (plots, 500),
     "chess boards": (boards, 1000),
     "spectrograms": (spectrograms, 600),
+    "flags": (flags, 600),
 }
 
 

@@ -234,22 +234,22 @@ def pdq(pictures: Pictures) -> NDArray[np.uint8]:
 
 def closely(held: Pictures, queries: Pictures) -> NDArray[np.floating[Any]]:
     """Compare pictures as this project does. Only LIMIT varies along the curve."""
-    held_KSS = torch.cat([sketch(tensor(part)) for part in np.array_split(held, 64)])
-    held_KA = key(held_KSS)
+    held_KD = torch.cat([sketch(tensor(part)) for part in np.array_split(held, 64)])
+    held_KA = key(held_KD)
 
-    def distances(query_BSS: Tensor) -> Tensor:
-        square_Bn, row_Bn = nearest_rows(key(query_BSS), held_KA, NEIGHBOURS)
+    def distances(query_BD: Tensor) -> Tensor:
+        square_Bn, row_Bn = nearest_rows(key(query_BD), held_KA, NEIGHBOURS)
         return look_closely(
-            query_BSS,
+            query_BD,
             square_Bn,
             row_Bn,
-            held_KSS.__getitem__,
+            held_KD.__getitem__,
             all_of_them=False,
             next_B=square_Bn[:, 1],
         )
 
-    query_BSS, framed_B = sketch_and_frame(tensor(queries))
-    far_Bn = distances(query_BSS)
+    query_BD, framed_B = sketch_and_frame(tensor(queries))
+    far_Bn = distances(query_BD)
     inside_Fn = distances(sketch_inside(tensor(queries)[framed_B]))
     nearer_F = inside_Fn.amin(dim=1) < far_Bn[framed_B].amin(dim=1)
     far_Bn[framed_B.nonzero()[nearer_F, 0]] = inside_Fn[nearer_F]

@@ -13,8 +13,8 @@ picture than to any other, and a pair of trousers is about as near to the next o
 A cropped copy shows a part of its picture, enlarged. It is compared with that part, if one
 candidate is much nearer than the others.
 
-Shapes: A size of a key, B pictures, N pairs, n candidates, W pictures held besides the slots, S =
-SIDE.
+Shapes: A size of a key, B pictures, N pairs, n candidates, W pictures held besides the slots, D
+numbers of a sketch.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from torch import Tensor
 
 from stream_ssl.memory.compute import in_full_precision, to_device, to_host
 from stream_ssl.memory.duplicates import NOBODY, Action, Found
+from stream_ssl.memory.sketch_colours import recoloured
 from stream_ssl.memory.sketch_distance import ALIKE, at_a_time, distance, zoomed_distance
-from stream_ssl.memory.sketches import KEY_SIDE, SIDE, key, sketch, sketch_and_frame, sketch_inside
+from stream_ssl.memory.sketches import KEY_SIDE, key, sketch, sketch_and_frame, sketch_inside
 from stream_ssl.memory.slot_index import SlotIndex, nearest_rows
 
 if TYPE_CHECKING:
@@ -136,17 +137,16 @@ class NearDuplicates:
             the samples.
         """
         own_BCHW = to_device(image_BCHW, self.device)
-        own_BSS, own_framed_B = sketch_and_frame(own_BCHW)
+        own_BD, own_framed_B = sketch_and_frame(own_BCHW)
         own = [
-            own_BSS.flatten(1),
+            own_BD,
             own_framed_B.to(torch.uint8),
             *([] if ids_B is None else [to_device(ids_B, self.device)]),
         ]
-        flat_BD, framed_B, *ids = self._memory.group.all_gather(*own)
-        sketch_BSS = flat_BD.view(-1, SIDE, SIDE)
-        key_BA = key(sketch_BSS)
-        beside_WSS = sketch(to_device(beside_WCHW, self.device))
-        held = self._held(sketch_BSS, key_BA, beside_WSS)
+        sketch_BD, framed_B, *ids = self._memory.group.all_gather(*own)
+        key_BA = key(sketch_BD)
+        beside_WD = sketch(to_device(beside_WCHW, self.device))
+        held = self._held(sketch_BD, key_BA, beside_WD)
         again_B = (framed_B > 0) & (held.far_Rn >= ALIKE).all(dim=1)
         behind = len(self._memory) + len(beside_WCHW)
         looks = _LookUps(held, behind, again_B, torch.empty(0, dtype=torch.int64))
@@ -154,11 +154,11 @@ class NearDuplicates:
         if answer.again_B.any():
             framed_F = torch.from_numpy(np.flatnonzero(answer.again_B))
             if self._memory.group.size == 1:
-                inside_FSS = sketch_inside(own_BCHW[to_device(framed_F, self.device)])
+                inside_FD = sketch_inside(own_BCHW[to_device(framed_F, self.device)])
             else:
-                (flat_BD,) = self._memory.group.all_gather(sketch_inside(own_BCHW).flatten(1))
-                inside_FSS = flat_BD[to_device(framed_F, self.device)].view(-1, SIDE, SIDE)
-            inside = self._held(inside_FSS, key(inside_FSS), beside_WSS)
+                (inside_BD,) = self._memory.group.all_gather(sketch_inside(own_BCHW))
+                inside_FD = inside_BD[to_device(framed_F, self.device)]
+            inside = self._held(inside_FD, key(inside_FD), beside_WD)
             looks = looks._replace(held=held.and_then(inside), framed_F=framed_F)
             answer = _in_turn(looks, action)
         found = Found(len(self._memory), ~answer.new_B)
@@ -180,12 +180,12 @@ class NearDuplicates:
             slot_S: int64, occupied slots.
         """
         self._follow_the_slots()
-        sketch_SSS = self._sketch_of(slot_S)
-        square_Sn, row_Sn = self._index.nearest(key(sketch_SSS), NEIGHBOURS + 1)
+        sketch_SD = self._sketch_of(slot_S)
+        square_Sn, row_Sn = self._index.nearest(key(sketch_SD), NEIGHBOURS + 1)
         square_Sn = square_Sn.masked_fill(row_Sn == slot_S[:, None], torch.inf)
         square_Sn, best_Sn = torch.topk(square_Sn, NEIGHBOURS, dim=1, largest=False)
         far_Sn = look_closely(
-            sketch_SSS,
+            sketch_SD,
             square_Sn,
             row_Sn.gather(1, best_Sn),
             self._sketch_of,
@@ -205,25 +205,25 @@ class NearDuplicates:
         images = self._memory.images
         return images is not None and images.device.type != "cpu"
 
-    def _held(self, sketch_BSS: Tensor, key_BA: Tensor, beside_WSS: Tensor) -> _Held:
+    def _held(self, sketch_BD: Tensor, key_BA: Tensor, beside_WD: Tensor) -> _Held:
         """Return the candidates that the ranks hold."""
         self._follow_the_slots()
         slots, group = len(self._memory), self._memory.group
         square_Bn, row_Bn = self._index.nearest(key_BA, NEIGHBOURS)
-        if len(beside_WSS):
-            beside_Bn, at_Bn = nearest_rows(key_BA, key(beside_WSS), NEIGHBOURS)
+        if len(beside_WD):
+            beside_Bn, at_Bn = nearest_rows(key_BA, key(beside_WD), NEIGHBOURS)
             both_B = torch.cat([square_Bn, beside_Bn], dim=1)
             square_Bn, best_Bn = torch.topk(both_B, NEIGHBOURS, dim=1, largest=False)
             row_Bn = torch.cat([row_Bn, slots + at_Bn], dim=1).gather(1, best_Bn)
 
         def sketches_of(row_N: Tensor) -> Tensor:
-            if not len(beside_WSS):
+            if not len(beside_WD):
                 return self._sketch_of(row_N)
             if not slots:
-                return beside_WSS[row_N]
-            of_slots_NSS = self._sketch_of(row_N.clamp(max=slots - 1))
-            beside_NSS = beside_WSS[(row_N - slots).clamp(min=0)]
-            return torch.where((row_N < slots)[:, None, None], of_slots_NSS, beside_NSS)
+                return beside_WD[row_N]
+            of_slots_ND = self._sketch_of(row_N.clamp(max=slots - 1))
+            beside_ND = beside_WD[(row_N - slots).clamp(min=0)]
+            return torch.where((row_N < slots)[:, None], of_slots_ND, beside_ND)
 
         if group.size > 1:
             (every_B,) = group.all_gather(square_Bn)
@@ -232,14 +232,14 @@ class NearDuplicates:
             row_Bn = row_Bn.gather(1, nearest_Bn % NEIGHBOURS)
             row_Bn = row_Bn.masked_fill(nearest_Bn // NEIGHBOURS != group.rank, NOBODY)
         far_Bn = torch.full_like(square_Bn, torch.inf)
-        if slots or len(beside_WSS):
+        if slots or len(beside_WD):
             every = self._looks_at_all
             next_B = square_Bn[:, 1]
-            far_Bn = look_closely(sketch_BSS, square_Bn, row_Bn, sketches_of, every, next_B)
+            far_Bn = look_closely(sketch_BD, square_Bn, row_Bn, sketches_of, every, next_B)
         if group.size > 1:
             (every_B,) = group.all_gather(far_Bn)
             far_Bn = every_B.view(group.size, *far_Bn.shape).amin(dim=0)
-        return _Held(sketch_BSS, key_BA, square_Bn[:, 0], row_Bn, far_Bn)
+        return _Held(sketch_BD, key_BA, square_Bn[:, 0], row_Bn, far_Bn)
 
     def _follow_the_slots(self) -> None:
         """Put the keys of all slots that changed since the last batch into the index."""
@@ -307,20 +307,22 @@ class NearDuplicates:
 
 
 def look_closely(
-    sketch_BSS: Tensor,
+    sketch_BD: Tensor,
     square_Bn: Tensor,
     row_Bn: Tensor,
     sketches_of: Callable[[Tensor], Tensor],
     all_of_them: bool,
     next_B: Tensor | None = None,
 ) -> Tensor:
-    """Return the distance of each sketch to its candidates, [B, n]; infinite beyond reach.
+    """Return the distance of each sketch to its candidates, [B, n].
+
+    It is infinite beyond reach, and for pictures below LIMIT whose colours differ.
 
     Args:
-        sketch_BSS: one sketch for each row of candidates.
+        sketch_BD: one sketch for each row of candidates.
         square_Bn: the squared distances of the keys; the nearest first, if `next_B` is given.
         row_Bn: the numbers of the candidates, or NOBODY.
-        sketches_of: a function from N candidate numbers to their sketches [N, S, S].
+        sketches_of: a function from N candidate numbers to their sketches [N, D].
         all_of_them: compute the distances of candidates beyond reach, too, because the number of
             those within reach is not known without a wait for the device.
         next_B: the squared distance of the key to the next picture after the nearest candidate. If
@@ -332,14 +334,14 @@ def look_closely(
         alone_B = (square_Bn[:, 0] <= ALONE * next_B) & square_Bn[:, 0].isfinite()
         within_Bn[:, 0] |= alone_B
     within_Bn &= row_Bn != NOBODY
-    pairs = _Pairs(sketch_BSS, row_Bn, within_Bn, alone_B, sketches_of)
+    pairs = _Pairs(sketch_BD, row_Bn, within_Bn, alone_B, sketches_of)
     return pairs.all() if all_of_them else pairs.within_reach()
 
 
 class _Pairs(NamedTuple):
     """Sketches and their candidates, as in `look_closely`."""
 
-    sketch_BSS: Tensor
+    sketch_BD: Tensor
     row_Bn: Tensor
     within_Bn: Tensor  # whether the distance is needed
     alone_B: Tensor | None  # whether the first candidate is ALONE; None: not asked
@@ -354,35 +356,46 @@ class _Pairs(NamedTuple):
         for turns, places in zip(
             torch.split(turn_N, step), torch.split(place_N, step), strict=True
         ):
-            other_NSS = self.sketches_of(row_Bn[turns, places])
-            far_Bn[turns, places] = distance(self.sketch_BSS[turns], other_NSS)
+            one_ND, other_ND = self.sketch_BD[turns], self.sketches_of(row_Bn[turns, places])
+            far_Bn[turns, places] = _unless_recoloured(distance(one_ND, other_ND), one_ND, other_ND)
         if self.alone_B is not None:
             first_B = far_Bn[:, 0]
             for turns in torch.split(_are_unclear(first_B, self.alone_B).nonzero()[:, 0], step):
-                other_NSS = self.sketches_of(row_Bn[turns, 0])
-                zoomed_b = zoomed_distance(self.sketch_BSS[turns], other_NSS)
-                first_B[turns] = torch.minimum(first_B[turns], zoomed_b)
+                one_ND, other_ND = self.sketch_BD[turns], self.sketches_of(row_Bn[turns, 0])
+                least_N = torch.minimum(first_B[turns], zoomed_distance(one_ND, other_ND))
+                first_B[turns] = _unless_recoloured(least_N, one_ND, other_ND)
         return far_Bn
 
     def all(self) -> Tensor:
         """Return the same without a wait for the device: compute all, and drop the others."""
-        n, far = self.row_Bn.shape[1], []
+        n, far, differ = self.row_Bn.shape[1], [], []
         step = at_a_time(self.row_Bn.device) // n
-        parts = torch.split(self.sketch_BSS, step), torch.split(self.row_Bn, step)
-        for one_bSS, row_bn in zip(*parts, strict=True):
-            other_NSS = self.sketches_of(row_bn.flatten())
-            far_bn = distance(one_bSS.repeat_interleave(n, dim=0), other_NSS).view(-1, n)
+        parts = torch.split(self.sketch_BD, step), torch.split(self.row_Bn, step)
+        for own_bD, row_bn in zip(*parts, strict=True):
+            one_ND, other_ND = (
+                own_bD.repeat_interleave(n, dim=0),
+                self.sketches_of(row_bn.flatten()),
+            )
+            far_bn = distance(one_ND, other_ND).view(-1, n)
             if self.alone_B is not None:
-                zoomed_b = zoomed_distance(one_bSS, other_NSS[::n])
+                zoomed_b = zoomed_distance(own_bD, other_ND[::n])
                 far_bn = torch.cat([far_bn, zoomed_b[:, None]], dim=1)
             far.append(far_bn)
+            differ.append(recoloured(one_ND, other_ND).view(-1, n))
         far_Bm = torch.cat(far)
         far_Bn = torch.where(self.within_Bn, far_Bm[:, :n], torch.inf)
         if self.alone_B is not None:
             first_B, zoomed_B = far_Bn[:, 0], far_Bm[:, n]
             unclear_B = _are_unclear(first_B, self.alone_B)
             first_B.copy_(torch.where(unclear_B, torch.minimum(first_B, zoomed_B), first_B))
-        return far_Bn
+        return far_Bn.masked_fill_((far_Bn < LIMIT) & torch.cat(differ), torch.inf)
+
+
+def _unless_recoloured(far_N: Tensor, one_ND: Tensor, other_ND: Tensor) -> Tensor:
+    """Return the distances, infinite for pictures that are near and have different colours."""
+    near = (far_N < LIMIT).nonzero()[:, 0]
+    far_N[near[recoloured(one_ND[near], other_ND[near])]] = torch.inf
+    return far_N
 
 
 def _are_unclear(first_B: Tensor, alone_B: Tensor) -> Tensor:
@@ -407,7 +420,7 @@ class _Held(NamedTuple):
     candidate of another rank is NOBODY.
     """
 
-    sketch_RSS: Tensor
+    sketch_RD: Tensor
     key_RA: Tensor
     square_R: Tensor  # the squared distance of the key to the nearest one that is held
     row_Rn: Tensor
@@ -479,7 +492,7 @@ def _in_turn(looks: _LookUps, action: Action) -> _Answer:
         action: as in `Duplicates`. "count" admits near-duplicates too.
     """
     held, count = looks.held, len(looks.again_B)
-    sketch_BSS, device = held.sketch_RSS[:count], held.key_RA.device
+    sketch_BD, device = held.sketch_RD[:count], held.key_RA.device
     own_R, place_B = held.key_RA.square().sum(dim=1), torch.arange(count, device=device)
     place_R = looks.for_each(place_B)
     square_RB = torch.addmm(
@@ -499,7 +512,7 @@ def _in_turn(looks: _LookUps, action: Action) -> _Answer:
     earlier_Rm = torch.zeros_like(near_Rm, dtype=torch.int64)
     open_B = torch.from_numpy(answer.open_B)
     row_r = to_device(looks.for_each(open_B).nonzero()[:, 0], device)
-    square_rB, sketch_rSS, held_r = square_RB[row_r], held.sketch_RSS[row_r], held.square_R[row_r]
+    square_rB, sketch_rD, held_r = square_RB[row_r], held.sketch_RD[row_r], held.square_R[row_r]
     asked_rm: Tensor | None = None
     while True:
         admitted_B = torch.ones_like(new_B) if action == "count" else new_B
@@ -511,10 +524,10 @@ def _in_turn(looks: _LookUps, action: Action) -> _Answer:
         if was_rm is not None and device.type == "cpu":  # the other distances stay as they are
             todo = (asked_rm != was_rm).any(dim=1).nonzero()[:, 0]
         near_Rm[row_r[todo]] = look_closely(
-            sketch_rSS[todo],
+            sketch_rD[todo],
             square_rm[todo],
             earlier_rm[todo],
-            sketch_BSS.__getitem__,
+            sketch_BD.__getitem__,
             device.type != "cpu",
             next_r[todo],
         )

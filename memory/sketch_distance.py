@@ -1,9 +1,10 @@
 """The difference of two sketches at their worst place, for pictures that show the same image.
 
-`distance` compares them as they are, moved or mirrored. `zoomed_distance` also finds the part of
-one picture that the other one shows, because a picture that was cropped shows the rest larger.
+`distance` compares their patterns as they are, moved or mirrored. `zoomed_distance` also finds the
+part of one picture that the other one shows, because a picture that was cropped shows the rest
+larger. sketch_colours.py compares the colours.
 
-Shapes: N pairs, M = 2 N, S = SIDE, P = S * S.
+Shapes: N pairs, M = 2 N, D numbers of a sketch, S = SIDE, P = S * S.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from stream_ssl.memory.sketches import SIDE
+from stream_ssl.memory.sketches import SIDE, pattern
 
 ALIKE: Final = 0.12
-"""Pictures nearer than this are always near-duplicates; docs/duplicates.md gives the reasons."""
+"""Pictures nearer than this are near-duplicates; docs/duplicates.md gives the reasons."""
 
 SHIFT: Final = 2
 """The largest shift of one sketch in each direction, in pixels."""
@@ -49,7 +50,7 @@ def at_a_time(device: torch.device) -> int:
     return 512 if device.type == "cpu" else 4096  # more do not fit a CPU's cache
 
 
-def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
+def distance(one_ND: Tensor, other_ND: Tensor) -> Tensor:
     """Return the difference of each pair of sketches at its worst place, [N].
 
     The difference is a root mean square within a window, in units of a picture's contrast. It is 0
@@ -57,27 +58,27 @@ def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
     picture is mirrored if that makes it more similar. Pictures that are not ALIKE without a shift
     are compared at all shifts by up to SHIFT pixels, and the smallest value counts.
     """
-    return _in_parts(_distance, one_NSS, other_NSS)
+    return _in_parts(_distance, one_ND, other_ND)
 
 
-def zoomed_distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
+def zoomed_distance(one_ND: Tensor, other_ND: Tensor) -> Tensor:
     """Return the distance of each pair after one picture was enlarged, times ZOOMED, [N].
 
     Each picture in turn is enlarged until it shows the same part as the other, and the smaller
     distance counts. As in `distance`, the other picture is mirrored if that makes it more similar.
     """
-    return _in_parts(_zoomed_distance, one_NSS, other_NSS)
+    return _in_parts(_zoomed_distance, one_ND, other_ND)
 
 
 def _in_parts(
-    compare: Callable[[Tensor, Tensor], Tensor], one_NSS: Tensor, other_NSS: Tensor
+    compare: Callable[[Tensor, Tensor], Tensor], one_ND: Tensor, other_ND: Tensor
 ) -> Tensor:
-    """Return the results for all pairs, [N], computed `at_a_time`."""
-    if not len(one_NSS):
-        return one_NSS.new_zeros(0)
-    step = at_a_time(one_NSS.device)
-    pairs = zip(torch.split(one_NSS, step), torch.split(other_NSS, step), strict=True)
-    return torch.cat([compare(one, other) for one, other in pairs])
+    """Return the results for the patterns of all pairs, [N], computed `at_a_time`."""
+    if not len(one_ND):
+        return one_ND.new_zeros(0)
+    step = at_a_time(one_ND.device)
+    pairs = zip(torch.split(one_ND, step), torch.split(other_ND, step), strict=True)
+    return torch.cat([compare(pattern(one), pattern(other)) for one, other in pairs])
 
 
 def _distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""Small grey pictures for the comparison of two pictures, and the keys that find candidates.
+"""Sketches for the comparison of two pictures, and the keys that find candidates.
 
-A sketch leaves out what copies change: brightness, contrast and colours. A second sketch of a
-picture leaves out the frame of one colour that some copies have.
+A sketch has two parts. Its pattern is a small grey picture without what copies change: brightness
+and contrast. Its colours are those of 8 x 8 cells. A second sketch of a picture leaves out the
+frame of one colour that some copies have.
 
-Shapes: A size of a key, B pictures, S = SIDE, P side of a square picture, L outermost lines,
-M pixels in the middle of a line.
+Shapes: A size of a key, B pictures, S = SIDE, D = S * S + 2 * 8 * 8 numbers of a sketch, P side of
+a square picture, L outermost lines, M pixels in the middle of a line.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 SIDE: Final = 32
 """The side of a sketch, in pixels."""
 
 KEY_SIDE: Final = 8
-"""The side of a key's pictures, in pixels."""
+"""The side of a key's pictures, in pixels, and of a sketch's colours, in cells."""
 
 FLAT: Final = 8.0
 """The least contrast that is set to 1, and the largest mean difference of a frame's lines.
@@ -42,34 +44,53 @@ _ALONG = 0.8  # least share of such pixels on the line that is next to a frame
 _RANGE = 24.0  # largest difference of two pixels on a frame's outermost line, in grey levels
 _SMOOTH = 9  # side of the square whose mean is halved, in pixels
 _GREY = (0.299, 0.587, 0.114)
+_AGAINST = ((1.0, -1.0, 0.0), (0.5, 0.5, -1.0))  # red against green, yellow against blue
 
 
 def sketch(image_BCHW: Tensor) -> Tensor:
-    """Return the sketch of each picture: grey, S x S, blurred, with its contrast set to 1.
+    """Return the sketch of each picture.
 
-    Half of the mean around each pixel is subtracted, so that details count. Otherwise the outline
-    has nearly all of the contrast of clothes on white.
+    Its pattern is grey, S x S, blurred, with its contrast set to 1. Half of the mean around each
+    pixel is subtracted, so that details count. Otherwise the outline has nearly all of the contrast
+    of clothes on white. Its colours are the means of 8 x 8 cells, as differences of channels. A
+    mean is that of 16 pixels spread over the cell.
 
     Args:
         image_BCHW: uint8, with any number of channels. 3 channels are colours; otherwise the mean
-            of the channels is used. A picture that is not square is squeezed to a square.
+            of the channels is used, and all colours are 0. A picture that is not square is
+            squeezed to a square.
 
     Returns:
-        float32 [B, S, S], on the same device.
+        float32 [B, D], on the same device; see `pattern` and `colours`.
     """
-    return _whole(_grey(image_BCHW))
+    return _joined(_whole(_grey(image_BCHW)), image_BCHW)
+
+
+def pattern(sketch_BD: Tensor) -> Tensor:
+    """Return the grey pictures of sketches, [B, S, S], without a copy."""
+    return sketch_BD[:, : SIDE**2].view(-1, SIDE, SIDE)
+
+
+def colours(sketch_BD: Tensor) -> Tensor:
+    """Return the colours of sketches, [B, 2, 8, 8], without a copy.
+
+    The first is the red channel minus the green one, from -255 to 255. The second is the mean of
+    both minus the blue one. A grey cell has 0 and 0.
+    """
+    return sketch_BD[:, SIDE**2 :].view(-1, len(_AGAINST), KEY_SIDE, KEY_SIDE)
 
 
 def sketch_and_frame(image_BCHW: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sketches, and which pictures have a frame, bool [B]; see `sketch`, `inside`."""
     grey_BPP = _grey(image_BCHW)
+    sketch_BD = _joined(_whole(grey_BPP), image_BCHW)
     if grey_BPP.device.type != "cpu":  # the host would wait for the number of such pictures
-        return _whole(grey_BPP), _Frames(grey_BPP).found_B
+        return sketch_BD, _Frames(grey_BPP).found_B
     framed_B = _plain(_outer_lines(grey_BPP, 1)[..., 0, :]).all(dim=0).any(dim=0)
     plain = framed_B.nonzero()[:, 0]
     if len(plain):
         framed_B[plain] = _Frames(grey_BPP[plain]).found_B
-    return _whole(grey_BPP), framed_B
+    return sketch_BD, framed_B
 
 
 def sketch_inside(image_BCHW: Tensor) -> Tensor:
@@ -78,7 +99,9 @@ def sketch_inside(image_BCHW: Tensor) -> Tensor:
     start_2B, length_B = inside(grey_BPP)
     part_2BSP = _parts(start_2B, length_B.expand(2, -1), SIDE, grey_BPP.shape[-1])
     down_BSP, across_BSP = (_blur(grey_BPP.device) @ part_2BSP).unbind()
-    return _detail(down_BSP @ grey_BPP @ across_BSP.mT)
+    pattern_BSS = _detail(down_BSP @ grey_BPP @ across_BSP.mT)
+    part_3B = torch.cat([start_2B, length_B[None]]) / grey_BPP.shape[-1]
+    return _joined(pattern_BSS, image_BCHW, part_3B)
 
 
 def inside(grey_BPP: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,6 +167,64 @@ def _grey(image_BCHW: Tensor) -> Tensor:
         return grey_BHW
     side, device = min(high, wide), image_BCHW.device
     return _squeezed(high, side, device) @ grey_BHW @ _squeezed(wide, side, device).T
+
+
+def _joined(pattern_BSS: Tensor, image_BCHW: Tensor, part_3B: Tensor | None = None) -> Tensor:
+    """Return the sketches with these patterns, and with the colours of these pictures.
+
+    Args:
+        part_3B: the part of each picture whose colours count: its first row, its first column and
+            its side, as shares of the picture's sides. None: all of it.
+    """
+    pattern_BF, (channels, *sides) = pattern_BSS.flatten(1), image_BCHW.shape[1:]
+    if channels != len(_GREY):
+        return pad(pattern_BF, (0, len(_AGAINST) * KEY_SIDE**2))
+    device, pixel_B3p = image_BCHW.device, image_BCHW.flatten(2)
+    if part_3B is not None or sides != [SIDE, SIDE]:
+        spread_Bp = (
+            _spread_over_all(*sides, device) if part_3B is None else _spread(part_3B, *sides)
+        )
+        pixel_B3p = pixel_B3p.gather(2, spread_Bp[:, None].expand(*pixel_B3p.shape[:2], -1))
+    row_B38tS = pixel_B3p.to(torch.float32).view(-1, 3, KEY_SIDE, SIDE // KEY_SIDE, SIDE)
+    cell_B388 = reduce(torch.add, row_B38tS.unbind(3)) @ _squeezed(SIDE, KEY_SIDE, device).T
+    colour_B2c = _against(device) @ cell_B388.flatten(2)
+    return torch.cat([pattern_BF, colour_B2c.flatten(1)], dim=1)
+
+
+def _spread(part_3B: Tensor, high: int, wide: int) -> Tensor:
+    """Return S x S pixels of a part of each picture, numbered by rows, int64 [B, S * S].
+
+    Each is at a place of its own within a square of an S x S grid, so that no fine pattern of the
+    picture has the period of these pixels.
+    """
+    device = part_3B.device
+    start_2B1, side_B1 = part_3B[:2, :, None], part_3B[2][:, None]
+    line_S = torch.arange(SIDE, dtype=torch.float32)
+    row_p, column_p = torch.cartesian_prod(line_S, line_S).T + _off_the_grid()
+    share_2p = torch.stack([row_p, column_p]).to(device) / SIDE
+    size_211 = torch.tensor([high, wide], device=device)[:, None, None]
+    place_2Bp = (start_2B1 + side_B1 * share_2p[:, None]) * size_211
+    row_Bp, column_Bp = place_2Bp.long().clamp_(min=0).minimum(size_211 - 1)
+    place_Bp: Tensor = row_Bp * wide + column_Bp
+    return place_Bp
+
+
+@cache
+def _off_the_grid() -> Tensor:
+    """Return offsets from 0 to 1, [2, S * S], the same in every process."""
+    return torch.rand(2, SIDE**2, generator=torch.Generator().manual_seed(0))
+
+
+@cache
+def _spread_over_all(high: int, wide: int, device: torch.device) -> Tensor:
+    """Return the pixels of whole pictures, [1, S * S]; see `_spread`."""
+    return _spread(torch.tensor([[0.0], [0.0], [1.0]], device=device), high, wide)
+
+
+@cache
+def _against(device: torch.device) -> Tensor:
+    """Return the weights of the channels in a cell's colours, [2, 3], divided by its rows."""
+    return torch.tensor(_AGAINST, device=device) / (SIDE // KEY_SIDE)
 
 
 def _detail(grey_BSS: Tensor) -> Tensor:
@@ -234,15 +315,15 @@ def _local_mean(device: torch.device) -> Tensor:
     return (near_SS / near_SS.sum(dim=1, keepdim=True)).to(device)
 
 
-def key(sketch_BSS: Tensor) -> Tensor:
+def key(sketch_BD: Tensor) -> Tensor:
     """Return the keys for the search of candidates, float32 [B, A = 64].
 
-    A key is the sketch at 8 x 8 pixels, as sums and absolute differences of the pixels that a
+    A key is the pattern at 8 x 8 pixels, as sums and absolute differences of the pixels that a
     mirror exchanges. A picture and its mirror image therefore have the same key. Two keys are never
-    farther apart than the 8 x 8 sketches, nor than one sketch and the mirror image of the other.
+    farther apart than the 8 x 8 patterns, nor than one pattern and the mirror image of the other.
     Their distance divided by 8 is a root mean square, like `distance` of near_duplicates.
     """
-    side = SIDE // KEY_SIDE
+    side, sketch_BSS = SIDE // KEY_SIDE, pattern(sketch_BD)
     row_B8S = reduce(torch.add, [sketch_BSS[:, start::side] for start in range(side)])
     sum_B88 = reduce(torch.add, [row_B8S[:, :, start::side] for start in range(side)])
     small_B88 = sum_B88 / side**2

@@ -24,7 +24,7 @@ SMALL = {
 
 # Most kernels and host waits of each part.
 BUDGETS = {
-    simulated.NOVELTY: (361, 1),
+    simulated.NOVELTY: (419, 1),
     simulated.VIEWS: (40, 0),
     simulated.TRAIN: (385, 0),
     simulated.KEYS: (125, 1),
@@ -99,7 +99,7 @@ def test_the_command_prints_a_table_and_writes_json(
 
 
 def test_the_whole_step_keeps_its_budget(found: dict) -> None:
-    assert found["kernels"] <= 1244
+    assert found["kernels"] <= 1302
     assert found["host_waits"] <= 7
 
 

@@ -33,6 +33,7 @@ from stream_ssl.memory.near_duplicates import (
     are_near_duplicates,
     look_closely,
 )
+from stream_ssl.memory.sketch_colours import recoloured
 from stream_ssl.memory.sketch_distance import (
     ALIKE,
     DAMPING,
@@ -45,7 +46,16 @@ from stream_ssl.memory.sketch_distance import (
     distance,
     zoomed_distance,
 )
-from stream_ssl.memory.sketches import KEY_SIDE, SIDE, key, sketch, sketch_and_frame, sketch_inside
+from stream_ssl.memory.sketches import (
+    KEY_SIDE,
+    SIDE,
+    colours,
+    key,
+    pattern,
+    sketch,
+    sketch_and_frame,
+    sketch_inside,
+)
 
 RNG = np.random.default_rng(0)
 BEGIN = RNG.bit_generator.state
@@ -99,18 +109,18 @@ def test_small_copies_that_lost_detail_are_near_duplicates(tiles: NDArray[np.uin
     small = [Image.fromarray(tile).resize((32, 32), Image.Resampling.BILINEAR) for tile in tiles]
     copies = [one.resize((16, 16), Image.Resampling.BILINEAR) for one in small]
     copies = [one.resize((32, 32), Image.Resampling.BILINEAR) for one in copies]
-    sketch_BSS, copy_BSS = (
+    sketch_BD, copy_BD = (
         sketch(tensor(np.stack([np.asarray(one) for one in some]))) for some in (small, copies)
     )
-    assert (distance(copy_BSS, sketch_BSS) < LIMIT).float().mean() > 0.9
+    assert (distance(copy_BD, sketch_BD) < LIMIT).float().mean() > 0.9
 
 
 def test_different_photographs_and_digits_are_no_near_duplicates(tiles: NDArray[np.uint8]) -> None:
     digits = load_digits().images[:200].repeat(4, axis=1).repeat(4, axis=2)
     for picture_BCHW in (tensor(tiles), torch.from_numpy(digits * 15).byte()[:, None]):
-        sketch_BSS = sketch(picture_BCHW)
-        one_N, other_N = torch.triu_indices(len(sketch_BSS), len(sketch_BSS), 1)
-        near_N = distance(sketch_BSS[one_N], sketch_BSS[other_N]) < LIMIT
+        sketch_BD = sketch(picture_BCHW)
+        one_N, other_N = torch.triu_indices(len(sketch_BD), len(sketch_BD), 1)
+        near_N = distance(sketch_BD[one_N], sketch_BD[other_N]) < LIMIT
         assert near_N.float().mean() < 0.001
 
 
@@ -131,11 +141,18 @@ def test_a_small_figure_in_a_fixed_scene_is_mostly_no_near_duplicate(
 
 
 def test_the_distance_equals_that_of_a_loop(tiles: NDArray[np.uint8]) -> None:
-    one_BSS, other_BSS = sketch(tensor(tiles[:6])), sketch(tensor(noised(tiles[1:7])))
-    other_BSS[0] = one_BSS[0].roll((1, -2), (0, 1))
-    other_BSS[4:] = sketch(tensor(noised(tiles[4:6]))).flip(2)
-    expected = [by_loop(a, b) for a, b in zip(one_BSS.numpy(), other_BSS.numpy(), strict=True)]
-    assert distance(one_BSS, other_BSS).tolist() == pytest.approx(expected, abs=1e-5)
+    one_BD, other_BD = sketch(tensor(tiles[:6])), sketch(tensor(noised(tiles[1:7])))
+    pattern(other_BD)[0] = pattern(one_BD)[0].roll((1, -2), (0, 1))
+    other_BD[4:] = mirrored(sketch(tensor(noised(tiles[4:6]))))
+    patterns = pattern(one_BD).numpy(), pattern(other_BD).numpy()
+    expected = [by_loop(a, b) for a, b in zip(*patterns, strict=True)]
+    assert distance(one_BD, other_BD).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def mirrored(sketch_BD: Tensor) -> Tensor:
+    """Return the sketches of the mirrored pictures."""
+    parts = pattern(sketch_BD).flip(2), colours(sketch_BD).flip(3)
+    return torch.cat([part.flatten(1) for part in parts], dim=1)
 
 
 def by_loop(one_SS: NDArray[np.float32], other_SS: NDArray[np.float32]) -> float:
@@ -182,12 +199,12 @@ def test_a_cropped_copy_is_a_near_duplicate_after_zooming(
 ) -> None:
     rng = np.random.default_rng(0)
     crops = np.stack([cropped(tile, rng) for tile in tiles])[:, :, :: -1 if mirrored else 1]
-    whole_BSS, crop_BSS = sketch(tensor(tiles)), sketch(tensor(crops.copy()))
-    zoomed_B = zoomed_distance(crop_BSS, whole_BSS)
+    whole_BD, crop_BD = sketch(tensor(tiles)), sketch(tensor(crops.copy()))
+    zoomed_B = zoomed_distance(crop_BD, whole_BD)
     assert (zoomed_B < LIMIT).float().mean() > 0.8
-    assert (distance(crop_BSS, whole_BSS) < LIMIT).float().mean() < 0.5
+    assert (distance(crop_BD, whole_BD) < LIMIT).float().mean() < 0.5
     if not mirrored:  # it does not matter which of the two came first
-        assert zoomed_distance(whole_BSS, crop_BSS).tolist() == pytest.approx(zoomed_B.tolist())
+        assert zoomed_distance(whole_BD, crop_BD).tolist() == pytest.approx(zoomed_B.tolist())
 
 
 def test_a_memory_finds_cropped_copies_that_differ_much_before_zooming(
@@ -227,16 +244,16 @@ def test_a_cropped_copy_in_the_same_batch_is_found_unless_another_picture_is_as_
 def test_sketches_of_held_pictures_are_read_in_small_parts(
     all_of_them: bool, tiles: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held_BSS, crop_BSS = sketch(tensor(tiles)), sketch(tensor(np.stack([*map(cropped, tiles)])))
+    held_BD, crop_BD = sketch(tensor(tiles)), sketch(tensor(np.stack([*map(cropped, tiles)])))
     row_Bn = torch.stack([torch.arange(len(tiles)), torch.zeros(len(tiles)).long()], dim=1)
     square_Bn = torch.tensor([[1.0, torch.inf]]).expand(len(tiles), -1)
     read: list[int] = []
 
     def sketches_of(row_N: Tensor) -> Tensor:
         read.append(len(row_N))
-        return held_BSS[row_N]
+        return held_BD[row_N]
 
-    asked = crop_BSS, square_Bn, row_Bn, sketches_of, all_of_them, square_Bn[:, 1]
+    asked = crop_BD, square_Bn, row_Bn, sketches_of, all_of_them, square_Bn[:, 1]
     at_once_Bn = look_closely(*asked)
     monkeypatch.setattr("stream_ssl.memory.near_duplicates.at_a_time", lambda _: 4)
     read.clear()
@@ -247,18 +264,18 @@ def test_sketches_of_held_pictures_are_read_in_small_parts(
 def test_different_pictures_stay_different_after_zooming(tiles: NDArray[np.uint8]) -> None:
     digits = torch.from_numpy(load_digits().images[:200].repeat(4, 1).repeat(4, 2) * 15)
     for picture_BCHW in (tensor(tiles), digits.byte()[:, None]):
-        sketch_BSS = sketch(picture_BCHW)
-        one_N, other_N = torch.triu_indices(len(sketch_BSS), len(sketch_BSS), 1)
-        near_N = zoomed_distance(sketch_BSS[one_N], sketch_BSS[other_N]) < LIMIT
+        sketch_BD = sketch(picture_BCHW)
+        one_N, other_N = torch.triu_indices(len(sketch_BD), len(sketch_BD), 1)
+        near_N = zoomed_distance(sketch_BD[one_N], sketch_BD[other_N]) < LIMIT
         assert near_N.float().mean() < 0.001
 
 
 def test_zooming_does_not_raise_the_contrast_of_a_dark_picture() -> None:
     """Its noise is not raised to the contrast of another picture."""
-    dark_BSS = sketch(torch.randint(0, 4, (20, 3, TILE, TILE), dtype=torch.uint8))
-    flat_BSS = torch.zeros_like(dark_BSS)
-    assert (zoomed_distance(dark_BSS, dark_BSS.flip(0)) < ALIKE).all()
-    assert zoomed_distance(flat_BSS, flat_BSS).tolist() == [0] * 20
+    dark_BD = sketch(torch.randint(0, 4, (20, 3, TILE, TILE), dtype=torch.uint8))
+    flat_BD = torch.zeros_like(dark_BD)
+    assert (zoomed_distance(dark_BD, dark_BD.flip(0)) < ALIKE).all()
+    assert zoomed_distance(flat_BD, flat_BD).tolist() == [0] * 20
 
 
 def test_zooming_brings_a_black_picture_no_nearer_to_a_dim_picture(
@@ -266,12 +283,12 @@ def test_zooming_brings_a_black_picture_no_nearer_to_a_dim_picture(
 ) -> None:
     """The dim picture's contrast is not reduced to that of the black one."""
     dim_BCHW = tensor((tiles * 0.15).astype(np.uint8))
-    dim_BSS, black_BSS = sketch(dim_BCHW), sketch(torch.zeros_like(dim_BCHW))
-    for one_BSS, other_BSS in ((dim_BSS, black_BSS), (black_BSS, dim_BSS)):
-        assert (zoomed_distance(one_BSS, other_BSS) >= distance(one_BSS, other_BSS)).all()
+    dim_BD, black_BD = sketch(dim_BCHW), sketch(torch.zeros_like(dim_BCHW))
+    for one_BD, other_BD in ((dim_BD, black_BD), (black_BD, dim_BD)):
+        assert (zoomed_distance(one_BD, other_BD) >= distance(one_BD, other_BD)).all()
     memory = WorkingMemory(8, 2, Oldest(), (3, TILE, TILE))
     memory.add(torch.arange(1), torch.tensor([[1.0, 0.0]]), torch.zeros_like(dim_BCHW[:1]))
-    far_B = distance(dim_BSS, black_BSS)
+    far_B = distance(dim_BD, black_BD)
     test = NearDuplicates(memory)
     found = [test.admitted(one_CHW[None], dim_BCHW[:0])[0] for one_CHW in dim_BCHW]
     assert found == (far_B >= LIMIT).tolist()
@@ -280,14 +297,12 @@ def test_zooming_brings_a_black_picture_no_nearer_to_a_dim_picture(
 
 def test_the_zoomed_distance_equals_that_of_a_loop(tiles: NDArray[np.uint8]) -> None:
     crops = np.stack([cropped(tile) for tile in tiles[:6]])
-    whole_BSS, crop_BSS = sketch(tensor(tiles[:6])), sketch(tensor(crops))
-    crop_BSS[4:] = crop_BSS[4:].flip(2)
-    crop_BSS[5] = whole_BSS[0]
-    expected = [
-        zoomed_by_loop(a, b)
-        for a, b in zip(crop_BSS.double().numpy(), whole_BSS.double().numpy(), strict=True)
-    ]
-    assert zoomed_distance(crop_BSS, whole_BSS).tolist() == pytest.approx(expected, abs=1e-4)
+    whole_BD, crop_BD = sketch(tensor(tiles[:6])), sketch(tensor(crops))
+    crop_BD[4:] = mirrored(crop_BD[4:])
+    crop_BD[5] = whole_BD[0]
+    patterns = pattern(crop_BD.double()).numpy(), pattern(whole_BD.double()).numpy()
+    expected = [zoomed_by_loop(a, b) for a, b in zip(*patterns, strict=True)]
+    assert zoomed_distance(crop_BD, whole_BD).tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def zoomed_by_loop(one_SS: NDArray[np.float64], other_SS: NDArray[np.float64]) -> float:
@@ -341,12 +356,16 @@ def seen_by_loop(part_SS: NDArray[np.float64], whole_SS: NDArray[np.float64]) ->
 
 
 def stream(tiles: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """Return noised pictures that recur, sometimes many times in a row, and some in a frame."""
+    """Return noised pictures that recur, sometimes many times in a row.
+
+    Some are in a frame, some are cropped, and some have other colours.
+    """
     chosen = RNG.integers(0, len(tiles), count)
     chosen[count // 2 : count // 2 + 12] = chosen[count // 2]
     pictures = [noised(tiles[number]) for number in chosen]
     pictures[::5] = [framed(picture) for picture in pictures[::5]]
     pictures[2::5] = [cropped(picture) for picture in pictures[2::5]]
+    pictures[4::5] = [picture[:, :, ::-1] for picture in pictures[4::5]]  # red is blue
     return np.stack(pictures)
 
 
@@ -356,7 +375,7 @@ def framed(image_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def far_by_loop(
-    one_SS: Tensor, others: list[Tensor], crops: bool = False, beside: float = math.inf
+    one_D: Tensor, others: list[Tensor], crops: bool = False, beside: float = math.inf
 ) -> list[float]:
     """Return the distances to the nearest others that are within reach.
 
@@ -364,33 +383,36 @@ def far_by_loop(
     """
     if not others:
         return []
-    other_NSS = torch.stack(others)
-    square_N = (key(one_SS[None]) - key(other_NSS)).double().square().sum(1)
+    other_ND = torch.stack(others)
+    square_N = (key(one_D[None]) - key(other_ND)).double().square().sum(1)
     nearest = square_N.argsort(stable=True)[:NEIGHBOURS]
     first, second = (*square_N[nearest].tolist(), math.inf)[:2]
     alone = crops and first <= ALONE * min(second, beside)
     far = []
     for n in nearest:
         if square_N[n] <= (REACH * KEY_SIDE) ** 2 or (alone and n == nearest[0]):
-            far.append(float(distance(one_SS[None], other_NSS[n][None])[0]))
+            far.append(float(distance(one_D[None], other_ND[n][None])[0]))
     if alone and ALIKE <= far[0] < UNCLEAR:
-        far[0] = min(far[0], float(zoomed_distance(one_SS[None], other_NSS[nearest[:1]])[0]))
-    return far
+        far[0] = min(far[0], float(zoomed_distance(one_D[None], other_ND[nearest[:1]])[0]))
+    return [
+        math.inf if it < LIMIT and recoloured(one_D[None], other_ND[n][None])[0] else it
+        for it, n in zip(far, nearest, strict=False)
+    ]
 
 
-def far_in_all(one_SS: Tensor, held: list[Tensor], earlier: list[Tensor]) -> list[float]:
+def far_in_all(one_D: Tensor, held: list[Tensor], earlier: list[Tensor]) -> list[float]:
     """Return the distances to held pictures, and to earlier samples of the batch."""
-    squares = [float((key(one_SS[None]) - key(it[None])).square().sum()) for it in held]
+    squares = [float((key(one_D[None]) - key(it[None])).square().sum()) for it in held]
     beside = min(squares, default=math.inf)
-    far = far_by_loop(one_SS, held, crops=True)
-    return far + far_by_loop(one_SS, earlier, crops=True, beside=beside)
+    far = far_by_loop(one_D, held, crops=True)
+    return far + far_by_loop(one_D, earlier, crops=True, beside=beside)
 
 
 def far_of(image_CHW: Tensor, held: list[Tensor], earlier: list[Tensor]) -> list[float]:
     """Return the distances of the whole picture, or of what its frame holds."""
-    one_SS = sketch(image_CHW[None])[0]
-    far = far_in_all(one_SS, held, earlier)
-    alike = min(far_by_loop(one_SS, held, crops=True), default=math.inf) < ALIKE
+    one_D = sketch(image_CHW[None])[0]
+    far = far_in_all(one_D, held, earlier)
+    alike = min(far_by_loop(one_D, held, crops=True), default=math.inf) < ALIKE
     if sketch_and_frame(image_CHW[None])[1] and not alike:
         inside = far_in_all(sketch_inside(image_CHW[None])[0], held, earlier)
         far = min(far, inside, key=lambda one: min(one, default=math.inf))
@@ -413,14 +435,14 @@ def test_the_near_duplicate_test_admits_the_same_samples_as_a_loop(
         held = list(sketch(memory.images)) if len(memory) else []
         beside_sketches = list(sketch(beside))
         expected, admitted = [], []
-        for image_CHW, one_SS in zip(batch, sketch(batch), strict=True):
+        for image_CHW, one_D in zip(batch, sketch(batch), strict=True):
             new = not is_near(far_of(image_CHW, held + beside_sketches, admitted))
-            whole = far_in_all(one_SS, held + beside_sketches, admitted)
-            plain = far_by_loop(one_SS, admitted) + far_by_loop(one_SS, held + beside_sketches)
+            whole = far_in_all(one_D, held + beside_sketches, admitted)
+            plain = far_by_loop(one_D, admitted) + far_by_loop(one_D, held + beside_sketches)
             only_inside += not new and not is_near(whole)
             cropped += is_near(whole) and not is_near(plain)
             expected.append(new)
-            admitted += [one_SS] if new else []
+            admitted += [one_D] if new else []
         found = door.admitted(batch, beside)
         assert found.tolist() == expected
         # A new filter that has not seen the earlier slots decides the same, as after a restart.
@@ -445,8 +467,8 @@ def test_slots_are_compared_with_all_other_slots_as_by_a_loop(tiles: NDArray[np.
         memory.add(ids, z_BD, tensor(stream(tiles, 40)))
         sketches = list(sketch(memory.images))
         expected = [
-            is_near(far_by_loop(one_SS, sketches[:slot] + sketches[slot + 1 :], crops=True))
-            for slot, one_SS in enumerate(sketches)
+            is_near(far_by_loop(one_D, sketches[:slot] + sketches[slot + 1 :], crops=True))
+            for slot, one_D in enumerate(sketches)
         ]
         assert test.of_slots(torch.arange(len(memory))).tolist() == expected
         assert test.of_slots(torch.tensor([7, 3])).tolist() == [expected[7], expected[3]]
@@ -552,10 +574,10 @@ def test_a_memory_with_automatic_duplicates_decides_as_a_loop(
         ids_held = memory.ids.tolist()
         ids = list(range(48 * number, 48 * number + 48))
         duplicates, earlier = [], []
-        for at, image_CHW, one_SS in zip(ids, batch, sketch(batch), strict=True):
+        for at, image_CHW, one_D in zip(ids, batch, sketch(batch), strict=True):
             near = is_near(far_of(image_CHW, held, [seen for _, seen in earlier]))
             duplicates += [at] if near else []
-            earlier += [] if near and action != "count" else [(at, one_SS)]
+            earlier += [] if near and action != "count" else [(at, one_D)]
         z_BD = normalize(torch.randn(48, 2), dim=1)
         before = dict(zip(ids_held, memory.multiplicity.tolist(), strict=True))
         admission = memory.add(torch.tensor(ids), z_BD, batch)

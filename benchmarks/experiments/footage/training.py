@@ -241,13 +241,13 @@ def holdings(held: Footage, seen: Footage) -> dict[str, float]:
 def near_duplicates(image_KHWC: NDArray[np.uint8]) -> float:
     """Return the share of pictures that have a copy among the others, by the learner's test."""
     image_KCHW = torch.tensor(image_KHWC).permute(0, 3, 1, 2)
-    sketch_KSS = sketch(image_KCHW)
-    key_KA = normalize(key(sketch_KSS), dim=1)
+    sketch_KD = sketch(image_KCHW)
+    key_KA = normalize(key(sketch_KD), dim=1)
     _, row_Kk = nearest(key_KA, key_KA, COMPARED + 1)
     own_K = torch.arange(len(row_Kk))
     near_K = torch.zeros(len(row_Kk), dtype=torch.bool)
     for other_K in row_Kk.unbind(dim=1):
-        near_K |= (distance(sketch_KSS, sketch_KSS[other_K]) < ALIKE) & (other_K != own_K)
+        near_K |= (distance(sketch_KD, sketch_KD[other_K]) < ALIKE) & (other_K != own_K)
     return float(near_K.float().mean())
 
 
