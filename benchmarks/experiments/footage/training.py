@@ -270,7 +270,7 @@ def _gaps(row_NF: Tensor, row_KF: Tensor) -> NDArray[np.float64]:
 def accuracies(learner: Learner, recording: Recording) -> dict[str, float]:
     """Return the accuracy of a kNN vote and of a linear probe on the tested frames.
 
-    They are told apart by label, by room and by kind of object, as far as these are known.
+    The classes are labels, rooms and kinds of objects, as far as these are known.
     """
     every = max(1, len(recording.stream) // REFERENCES)
     rows = np.arange(0, len(recording.stream), every)
