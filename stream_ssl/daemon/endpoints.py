@@ -30,10 +30,6 @@ CHECK_SECONDS = 2.0
 OTHER_FOLDER = "choose another run folder with --run"
 
 
-class RoleTaken(Failure):
-    """Another process of the same role runs in the run folder."""
-
-
 @contextmanager
 def hold_role(run: Path, role: str) -> Iterator[Life]:
     """Hold a role ("receiver", "learner") in a run folder until the block ends or the process dies.
@@ -41,7 +37,7 @@ def hold_role(run: Path, role: str) -> Iterator[Life]:
     The folder keeps a record of how the process ended; see endings.py.
 
     Raises:
-        RoleTaken: another living process holds the role.
+        Failure: another living process holds the role.
         ValueError: the folder cannot be written, and a retry will not help.
     """
     check_writable(run, "run folder", OTHER_FOLDER)
@@ -58,7 +54,7 @@ def hold_role(run: Path, role: str) -> Iterator[Life]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RoleTaken(
+            raise Failure(
                 f"{run}: a {role} already runs here (pid "
                 f"{lock.read(32).strip() or 'unknown'}). Stop it, or give the new process "
                 "another run folder with --run."

@@ -8,13 +8,10 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from stream_ssl.process.failures import Failure
 from stream_ssl.process.signals import PARENT
 
 LINES = 15
-
-
-class ChildFailed(RuntimeError):
-    """A process of the demo ended or did not start. The message ends with the tail of its log."""
 
 
 class DemoProcess:
@@ -38,7 +35,7 @@ class DemoProcess:
         return self._process.poll()
 
     def check(self) -> None:
-        """Raise ChildFailed if the process has ended."""
+        """Raise Failure if the process has ended."""
         if self.status is not None:
             raise self.failed(f"ended with status {self.status}")
 
@@ -46,7 +43,7 @@ class DemoProcess:
         """Send SIGTERM and wait for the end of the process.
 
         Raises:
-            ChildFailed: the process failed, or did not end within `seconds` and was killed.
+            Failure: the process failed, or did not end within `seconds` and was killed.
         """
         if not self.end(seconds):
             raise self.failed(f"did not stop within {seconds:.0f} s of SIGTERM")
@@ -67,8 +64,8 @@ class DemoProcess:
             return False
         return True
 
-    def failed(self, how: str) -> ChildFailed:
+    def failed(self, how: str) -> Failure:
         """Return the error, with the last lines of the log."""
         with self.log.open(errors="replace") as file:
             tail = "".join(f"  {line}" for line in deque(file, LINES))
-        return ChildFailed(f"the {self.name} {how}; its log {self.log} ends with:\n{tail}".rstrip())
+        return Failure(f"the {self.name} {how}; its log {self.log} ends with:\n{tail}".rstrip())

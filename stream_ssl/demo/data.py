@@ -14,6 +14,8 @@ from importlib.resources.abc import Traversable
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_ssl.process.failures import Failure
+
 CLASSES = (
     "T-shirt/top",
     "Trouser",
@@ -38,10 +40,6 @@ SHA256 = {
 }
 
 
-class DataDamaged(RuntimeError):
-    """An embedded file is missing, or differs from the released file."""
-
-
 @dataclass(frozen=True)
 class Split:
     """Indices of the embedded images in three disjoint, balanced sets.
@@ -63,15 +61,15 @@ def folder() -> Traversable:
 
 
 def check(where: Traversable | None = None) -> None:
-    """Compare the embedded files with their checksums. Raise DataDamaged if one differs."""
+    """Compare the embedded files with their checksums. Raise Failure if one differs."""
     for name, expected in SHA256.items():
         file = (where or folder()).joinpath(name)
         try:
             found = hashlib.sha256(file.read_bytes()).hexdigest()
         except FileNotFoundError:
-            raise DataDamaged(f"{file} is missing; install stream-ssl again") from None
+            raise Failure(f"{file} is missing; install stream-ssl again") from None
         if found != expected:
-            raise DataDamaged(
+            raise Failure(
                 f"{file} is damaged: its sha256 is {found}, expected {expected}; "
                 "install stream-ssl again"
             )
@@ -81,7 +79,7 @@ def load() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return all embedded images, uint8 [10000, 28, 28], and their classes, int64 [10000].
 
     Raises:
-        DataDamaged: an embedded file is missing or differs.
+        Failure: an embedded file is missing or differs.
     """
     check()
     pixels = gzip.decompress(folder().joinpath(IMAGES).read_bytes())

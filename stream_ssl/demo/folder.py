@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from stream_ssl.process.failures import check_writable
+from stream_ssl.process.failures import Failure, check_writable
 
 CONFIG = "demo.yaml"
 QUEUE_CONFIG = "queue.yaml"
@@ -23,20 +23,16 @@ OURS = (
 )
 
 
-class NotOurs(RuntimeError):
-    """The folder holds files that no demo has written."""
-
-
 def claim(out: Path) -> None:
     """Create the folder, or accept one that an earlier demo created.
 
     Raises:
-        NotOurs: the folder holds other files.
+        Failure: the folder holds other files.
         ValueError: the folder cannot be written.
     """
     check_writable(out, "folder", "give another folder with --out")
     if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
-        raise NotOurs(
+        raise Failure(
             f"{out} contains files that no demo has written, and the demo would replace "
             "them; give an empty or a new folder with --out (with make: DEMO_OUT=...)"
         )

@@ -19,7 +19,7 @@ from rich.table import Table
 from stream_ssl.daemon.endpoints import hold_role, load
 from stream_ssl.daemon.supervisor import command
 from stream_ssl.demo import data, folder, machine, stream, summary
-from stream_ssl.demo.children import ChildFailed, DemoProcess
+from stream_ssl.demo.children import DemoProcess
 from stream_ssl.demo.display import DemoProgress, Display
 from stream_ssl.demo.measures import side_by_side
 from stream_ssl.observe.scrape import History, Scraper, Snapshot
@@ -79,7 +79,7 @@ def run(seconds: float, out: Path) -> int:
     except Misconfigured as error:
         console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         return USAGE
-    except (ChildFailed, data.DataDamaged, folder.NotOurs, Failure, OSError) as error:
+    except (Failure, OSError) as error:
         console.print(f"The demo failed: {error}", style="red", markup=False, highlight=False)
         return FAILED
     return DONE

@@ -11,7 +11,8 @@ from harness import processes, stop
 from table import table
 
 from stream_ssl.daemon import endpoints
-from stream_ssl.daemon.endpoints import FILE, Announcement, RoleTaken, hold_role, load, publish
+from stream_ssl.daemon.endpoints import FILE, Announcement, hold_role, load, publish
+from stream_ssl.process.failures import Failure
 
 
 def test_roles_share_the_file(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_a_role_is_held_once(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with hold_role(run, "learner"):
         taken = rf"a learner already runs here \(pid {os.getpid()}\)"
-        with pytest.raises(RoleTaken, match=taken), hold_role(run, "learner"):
+        with pytest.raises(Failure, match=taken), hold_role(run, "learner"):
             pass
         with hold_role(run, "receiver"):
             pass

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from stream_ssl.demo import data
+from stream_ssl.process.failures import Failure
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +61,10 @@ def test_no_held_out_image_is_streamed_under_another_index(images):
 def test_check_reports_a_damaged_file_with_its_sha256(tmp_path: Path):
     for name in data.SHA256:
         (tmp_path / name).write_bytes(b"short")
-    with pytest.raises(data.DataDamaged, match="is damaged: its sha256 is"):
+    with pytest.raises(Failure, match="is damaged: its sha256 is"):
         data.check(tmp_path)
 
 
 def test_check_reports_a_missing_file_with_the_remedy(tmp_path: Path):
-    with pytest.raises(data.DataDamaged, match="is missing; install stream-ssl again"):
+    with pytest.raises(Failure, match="is missing; install stream-ssl again"):
         data.check(tmp_path)

@@ -11,9 +11,9 @@ import pytest
 from table import table
 
 from stream_ssl.demo import folder, stream
-from stream_ssl.demo.children import ChildFailed, DemoProcess
-from stream_ssl.demo.data import DataDamaged
+from stream_ssl.demo.children import DemoProcess
 from stream_ssl.demo.run import FAILED, USAGE, run
+from stream_ssl.process.failures import Failure
 
 
 def child(code: str, tmp_path: Path) -> DemoProcess:
@@ -37,9 +37,7 @@ def wait_for_end(one: DemoProcess) -> None:
 def test_the_error_about_a_failed_child_shows_the_end_of_its_log(tmp_path):
     one = child("print('\\n'.join(map(str, range(40)))); raise SystemExit(3)", tmp_path)
     wait_for_end(one)
-    with pytest.raises(
-        ChildFailed, match=r"(?s)helper ended with status 3.*helper\.log.*39"
-    ) as told:
+    with pytest.raises(Failure, match=r"(?s)helper ended with status 3.*helper\.log.*39") as told:
         one.check()
     assert "  25\n" in str(told.value)
     assert "  24\n" not in str(told.value)
@@ -63,7 +61,7 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
         tmp_path,
     )
     wait_for("up", one.log)
-    with pytest.raises(ChildFailed, match="did not stop within 0 s of SIGTERM"):
+    with pytest.raises(Failure, match="did not stop within 0 s of SIGTERM"):
         one.stop(0.1)
     assert one.status == -signal.SIGKILL
     one.end()
@@ -104,7 +102,7 @@ def test_the_demo_refuses_a_duration_that_is_too_short(tmp_path, capsys, seconds
 
 def test_damaged_data_stop_the_demo(tmp_path, capsys, monkeypatch):
     def damaged():
-        raise DataDamaged("t10k is damaged")
+        raise Failure("t10k is damaged")
 
     monkeypatch.setattr("stream_ssl.demo.data.check", damaged)
     assert run(20, tmp_path / "out") == FAILED
