@@ -30,6 +30,7 @@ from stream_ssl.daemon.warm_start import check_alone, warm_start
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.journal_tasks import JournalReplaced, JournalShare
 from stream_ssl.journal.reader import JournalReader
+from stream_ssl.learning.capture import Copies
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checkpoint_folder import CheckpointError
 from stream_ssl.learning.compatibility import IncompatibleConfig
@@ -127,7 +128,7 @@ class Process:
         self.learner = _learner(settings, self._batches, start, group, saved)
         if saved is not None:
             self._metrics.of_checkpoints.resumed(saved.step, float(saved.facts["created"]))
-        first = self.learner.capture().copied() if saved is None else None
+        first = Copies().take(self.learner.capture()) if saved is None else None
         # The links to the disk.
         self._receiver = ReceiverLink(self.learner, self._batches, checkpointer, part, server)
         self._saver = Saver(

@@ -14,15 +14,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from stream_ssl.batch import START, Offset
-from stream_ssl.learning.capture import Capture
+from stream_ssl.learning.capture import Capture, Copies
 from stream_ssl.learning.checkpoint_folder import CheckpointError, CheckpointFolder
 from stream_ssl.learning.checkpoint_layout import facts_in, folder_of, offset_of
 from stream_ssl.learning.checkpoint_writer import CheckpointWriter
@@ -118,7 +118,7 @@ class Checkpointer:
         self._writer = CheckpointWriter(self._held, self.positions, self._ranks)
         # The checkpoint in the making.
         self._copies = Copies() if behind else None
-        self._writing: Writing | None = None
+        self._writing: Future[CheckpointRecord] | None = None
         # The steps: the learner's, those of the last attempt, and those of the last checkpoint.
         self._step = self._tried_step = self._durable_step = 0
         self._tried = time.monotonic()
@@ -194,14 +194,14 @@ class Checkpointer:
         assert not self.busy, "one at a time"
         if self._copies is None:
             record = self.save(learner, config)
-            self._writing = Writing(lambda: record)
+            self._writing = in_thread(lambda: record)
             return
         started = time.monotonic()
         found, target = self._captured(learner.capture(live=True))
-        captured = Capture(self._copies.take(found.tensors), found.facts)
+        captured = self._copies.take(found)
         work = self._writer.prepared(target, captured, config)
         stalled = time.monotonic() - started
-        self._writing = Writing(lambda: self._record(captured, target, work(), started, stalled))
+        self._writing = in_thread(lambda: self._record(captured, target, work(), started, stalled))
 
     def finished(self, wait: bool = False) -> CheckpointRecord | None:
         """Return the checkpoint of `begin` once when it is durable, and None otherwise.
@@ -212,7 +212,7 @@ class Checkpointer:
         Raises:
             OSError: the disk did not accept the checkpoint.
         """
-        if self._writing is None or not (wait or self._writing.done):
+        if self._writing is None or not (wait or self._writing.done()):
             return None
         writing, self._writing = self._writing, None
         # `needed` refers to the current journal, which may differ from the checkpoint's journal.
@@ -322,58 +322,15 @@ class Checkpointer:
         return min(offsets, default=None)
 
 
-class Copies:
-    """Copies of a run's state in main memory.
+def in_thread(work: Callable[[], CheckpointRecord]) -> Future[CheckpointRecord]:
+    """Return the result of `work`, which a thread finds. The process may end before the thread."""
+    found: Future[CheckpointRecord] = Future()
 
-    The copies reuse the same memory each time, because the allocation of new pages takes longer
-    than the copy.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], Tensor] = {}
-
-    def take(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        """Return a copy, which is valid until the next call."""
-        live = {(file, name): tensor for file in tensors for name, tensor in tensors[file].items()}
-        self._kept = {key: self._copied(key, tensor) for key, tensor in live.items()}
-        if any(tensor.is_cuda for tensor in live.values()):
-            torch.cuda.synchronize()
-        return {file: {name: self._kept[file, name] for name in tensors[file]} for file in tensors}
-
-    def _copied(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
-        room = self._kept.get(key)
-        if room is None or (room.shape, room.dtype) != (tensor.shape, tensor.dtype):
-            room = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        return room.copy_(tensor.detach(), non_blocking=True)
-
-
-class Writing:
-    """A thread that writes a checkpoint.
-
-    If the process ends before the thread, the checkpoint does not exist.
-    """
-
-    def __init__(self, work: Callable[[], CheckpointRecord]) -> None:
-        self._work = work
-        self._found: CheckpointRecord | BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._found = self._work()
+            found.set_result(work())
         except BaseException as error:
-            self._found = error
+            found.set_exception(error)
 
-    @property
-    def done(self) -> bool:
-        """Whether the thread has ended."""
-        return not self._thread.is_alive()
-
-    def result(self) -> CheckpointRecord:
-        """Wait for the thread, then return or raise its result."""
-        self._thread.join()
-        if isinstance(self._found, BaseException):
-            raise self._found
-        assert self._found is not None
-        return self._found
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return found

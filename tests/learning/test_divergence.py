@@ -13,6 +13,7 @@ import torch
 from learning_world import build, state_of, steps
 from table import table
 
+from stream_ssl.learning.capture import Copies
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.divergence import FAULTS, ROW, WITHIN, Divergence
 from stream_ssl.learning.learner import Learner
@@ -147,7 +148,7 @@ def reload(learner: Learner, checkpointer: Checkpointer):
 
 def test_the_weights_after_the_destructive_update_are_not_reloaded(tmp_path: Path) -> None:
     checkpointer, learner = Checkpointer(tmp_path), build()
-    checkpointer.save(learner.capture().copied(), CONFIG)
+    checkpointer.save(Copies().take(learner.capture()), CONFIG)
     steps(learner, 3)
     good = checkpointer.save(learner, CONFIG)
     before = {name: value for name, value in state_of(learner).items() if "rng" not in name}
@@ -174,7 +175,7 @@ def test_the_weights_after_the_destructive_update_are_not_reloaded(tmp_path: Pat
 def test_a_lower_rate_repairs_a_run_that_restarts_on_destroyed_weights(tmp_path: Path) -> None:
     learner = diverging()
     checkpointer = Checkpointer(tmp_path)
-    checkpointer.save(learner.capture().copied(), CONFIG)
+    checkpointer.save(Copies().take(learner.capture()), CONFIG)
     steps(learner, 1)
     bad = checkpointer.save(learner, CONFIG)
     restarted = Checkpointer(tmp_path)
