@@ -156,31 +156,15 @@ class Learner:
         change the order of a run's updates.
 
         When the weights have diverged, a `ReloadDue` asks the caller to call `reload`. The learner
-        continues in either case. After it is halted, it reads no batch and makes no update.
+        continues in either case. A halted learner reads no batch and makes no update.
         """
         self.method.train()
         last_record = time.monotonic()
         ignored = 0  # `skipped_in_a_row` after the last ReloadDue, to ask once for each value
         while True:
-            record: StepRecord | Idle
             self._step.timer.restart()
-            stopping, batch = stop.is_set(), None
             reload = self.divergence.due and self.divergence.skipped_in_a_row != ignored
-            self.ranks.reload_asked = reload
-            active = not (reload or self.divergence.halted)
-            can_replay = self._batch_size > 0 and self._step.can_draw
-            due = active and self.pace.must_update() and can_replay
-            if not stopping and not due and active:
-                # Ranks with samples must not wait for a rank whose stream pauses.
-                busy = not self.ranks.alone and any(self.ranks.last.batches)
-                with self._step.timer("data"):
-                    batch = self.ranks.asked(partial(self.batches.next, 0.0 if busy else POLL))
-            elif self.divergence.halted:
-                stop.wait(POLL)
-            offset = self.offset if batch is None else batch.offset
-            with self._step.timer("data"):
-                came = 0 if batch is None else len(batch)
-                turn = self.ranks.agree(stopping, came, len(self._novelty), offset)
+            turn, batch, replay_due = self._take_turn(stop.is_set(), reload)
             if turn.stop:
                 return
             if turn.save:
@@ -188,10 +172,10 @@ class Learner:
             if turn.reload:
                 yield ReloadDue()
                 ignored = self.divergence.skipped_in_a_row
-                due = False
-                if self.divergence.halted:
-                    continue
-            if due:
+            if self.divergence.halted:
+                stop.wait(POLL)
+            record: StepRecord | Idle
+            if replay_due and not turn.reload:
                 record = self._replay()
             elif any(turn.batches):
                 record = self._train(batch, turn)
@@ -203,6 +187,28 @@ class Learner:
                 self.divergence.consume(record)
             yield record
             last_record = time.monotonic()
+
+    def _take_turn(
+        self, stopping: bool, reload: bool
+    ) -> tuple[Turn, Batch[NDArray[Any]] | None, bool]:
+        """Take the next batch, unless an update is due, and agree with the other ranks.
+
+        Returns:
+            The turn, this rank's batch, and whether an update on samples of the memory is due.
+        """
+        active = not (reload or self.divergence.halted)
+        can_replay = self._batch_size > 0 and self._step.can_draw
+        replay_due = active and self.pace.must_update() and can_replay
+        batch = None
+        if active and not (stopping or replay_due):
+            # Ranks with samples must not wait for a rank whose stream pauses.
+            busy = not self.ranks.alone and any(self.ranks.last.batches)
+            with self._step.timer("data"):
+                batch = self.ranks.asked(partial(self.batches.next, 0.0 if busy else POLL))
+        came, offset = (0, self.offset) if batch is None else (len(batch), batch.offset)
+        with self._step.timer("data"):
+            turn = self.ranks.agree(stopping, reload, came, len(self._novelty), offset)
+        return turn, batch, replay_due
 
     def capture(self, live: bool = False) -> Capture:
         """Return the state after the last record.

@@ -79,7 +79,7 @@ class Ranks:
 
     def __init__(self, group: RankGroup, device: torch.device) -> None:
         self.group, self._device = group, device
-        self.save_asked = self.reload_asked = False
+        self.save_asked = False
         self.last, self.ready = Turn(), True
         self.work = [Work()] * group.size
         self._since, self._paused = (time.perf_counter(), group.waited), 0.0
@@ -96,22 +96,22 @@ class Ranks:
             self._paused += time.perf_counter() - began
         return found
 
-    def agree(self, stop: bool, batch: int, waiting: int, offset: Offset) -> Turn:
+    def agree(self, stop: bool, reload: bool, batch: int, waiting: int, offset: Offset) -> Turn:
         """Exchange eleven numbers and return the turn, which is the same on every rank.
 
         Args:
             stop: whether this rank was asked to stop.
+            reload: whether the weights have diverged on this rank.
             batch: number of samples that came from this rank's stream.
             waiting: number of new samples that this rank has kept.
             offset: position of this rank's stream after its last batch.
         """
         if self.alone:
-            reload = self.reload_asked
             self.last = Turn(stop, False, reload, (batch,), (waiting,), (offset,))
             return self.last
         began, waited = self._since
         busy = time.perf_counter() - began - (self.group.waited - waited) - self._paused
-        numbers = [stop, self.save_asked, self.reload_asked, batch, waiting]
+        numbers = [stop, self.save_asked, reload, batch, waiting]
         numbers += [offset.record, offset.sample, self.ready]
         numbers += [int(1e6 * busy), int(1e6 * self.group.waited), self.group.bytes]
         row_11 = torch.tensor([numbers], dtype=torch.int64, device=self._device)

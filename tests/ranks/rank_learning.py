@@ -326,14 +326,14 @@ def check_turns(ranks: int) -> None:
     def work(group: RankGroup) -> list[Any]:
         began = time.perf_counter()
         joint = Ranks(group, torch.device("cpu"))
-        joint.agree(False, 0, 0, START)
+        joint.agree(False, False, 0, 0, START)
         joint.ready = group.rank > 0
         if group.rank == 1:
             time.sleep(0.3)
-        joint.agree(False, 8 * group.rank, 0, START)
+        joint.agree(False, False, 8 * group.rank, 0, START)
         if group.rank == 0:
             assert joint.asked(lambda: time.sleep(0.3)) is None  # its stream pauses
-        turn = joint.agree(False, 0, 0, START)
+        turn = joint.agree(False, False, 0, 0, START)
         elapsed = time.perf_counter() - began
         return [list(turn.ready), [astuple(one) for one in joint.work], group.bytes, elapsed]
 
