@@ -98,15 +98,9 @@ class Process:
         self.health, self._metrics = server.health, server.metrics
         # The settings, which a checkpoint completes.
         checkpointer = build.checkpointer(settings, group)
-        saved = _newest(checkpointer)
-        with configuring():
-            if saved is not None:
-                settings = restart.resume(parser, settings, saved.config)
-            else:
-                check_not_lost(settings.run)
-        config = resolved(parser, settings)
-        described = flat(config) | {"rank": group.group.rank, "ranks": group.group.size}
-        self._metrics.describe(described)
+        saved, settings = _resumed(parser, settings, checkpointer)
+        config, rank, size = resolved(parser, settings), group.group.rank, group.group.size
+        self._metrics.describe(flat(config) | {"rank": rank, "ranks": size})
         for line in without_effect(config):
             log.warning("%s", line)
         settings = parser.instantiate(settings)
@@ -118,11 +112,9 @@ class Process:
         stack.callback(reader.close)
         start, share = _share(part, checkpointer, saved)
         held = set() if saved is None else originals_of(saved.path)
-        self._originals = build.originals(settings, group.group.size, held)
-        server.page.originals = self._originals
-        numbers = group.group.rank, group.group.size
+        self._originals = server.page.originals = build.originals(settings, size, held)
         self._batches: Batches = stack.enter_context(
-            build.batches(settings, reader, start, share, *numbers, self._originals)
+            build.batches(settings, reader, start, share, rank, size, self._originals)
         )
         # The learner.
         self.learner = _learner(settings, self._batches, start, group, saved)
@@ -139,12 +131,13 @@ class Process:
         self._view = server.page.memory = MemoryView(self.learner.memory, self.learner.origins)
         self._view.search = build.picture_search(settings, self.learner)
         stack.callback(self._view.close)  # before the server, which would wait for the view
-        if group.group.rank == 0:
+        if rank == 0:
             self._open_loggers(settings, config, stack)
             self._copy_checkpoints(settings, checkpointer, stack)
         sender = VerdictSender(part.folder)
         stack.callback(sender.close)
         self._verdicts = VerdictFeed(self._view.slots, sender)
+        vectors = build.vectors(settings)
         self._observers = Observers(
             self._metrics,
             self.learner.memory,
@@ -152,10 +145,10 @@ class Process:
             build.shadows(settings, self.learner.method.dim),
             self._batches,
             reader,
-            self._held_out(settings, saved, server, leads=group.group.rank == 0),
+            self._held_out(settings, saved, server, leads=rank == 0),
             RecentRank(
-                settings.run if group.group.rank == 0 else None,
-                None if (vectors := build.vectors(settings)) is None else vectors.number_bytes,
+                settings.run if rank == 0 else None,
+                None if vectors is None else vectors.number_bytes,
             ),
         )
 
@@ -259,11 +252,19 @@ class Process:
         self._metrics.observe_originals(self._originals.bytes, self._originals.unkept)
 
 
-def _newest(checkpointer: Checkpointer) -> Saved | None:
+def _resumed(
+    parser: ArgumentParser, settings: Namespace, checkpointer: Checkpointer
+) -> tuple[Saved | None, Namespace]:
+    """Return the newest checkpoint, and the settings with which the run begins or resumes."""
     try:
-        return checkpointer.newest()
+        saved = checkpointer.newest()
     except CheckpointError as error:  # from a newer version: a restart will not help
         raise Misconfigured(str(error)) from error
+    with configuring():
+        if saved is not None:
+            return saved, restart.resume(parser, settings, saved.config)
+        check_not_lost(settings.run)
+    return None, settings
 
 
 def _divide_journal(
