@@ -81,6 +81,11 @@ class DrawnSlots(NamedTuple):
     slot_T: Tensor  # int64 on the CPU, over all ranks
     tries_TR: list[list[int]] | None  # under shares, see Draws
 
+    def draws(self, turns: int, slot_c: Tensor, level: float, dtype: torch.dtype) -> Draws:
+        """Return the draws of the first newcomers, for counts from which `level` is subtracted."""
+        at_least = float(torch.tensor(self.at_least - level, dtype=dtype))
+        return Draws(at_least, self.slot_T[:turns].tolist(), slot_c.tolist(), self.tries_TR)
+
 
 class ExactCounts:
     """The counts N(j) of DUEL, eq. 5, over the slots of all shards.
@@ -146,19 +151,11 @@ class ExactCounts:
         level = float(counts[: len(slot_c)].max())  # subtracted to save float32 precision
         counts = (counts - level).to(known_WW)
         gate = None if shared is None else Gate(shared[:turns], known_c)
-        draws = None
-        if drawn is not None:
-            slots = drawn.slot_T[:turns].tolist(), known_c.tolist()
-            least = torch.tensor(drawn.at_least - level, dtype=known_WW.dtype)
-            draws = Draws(float(least), *slots, drawn.tries_TR)
+        draws = None if drawn is None else drawn.draws(turns, known_c, level, counts.dtype)
         leaving_T, most_T = simulate(
             counts[: len(slot_c)], counts[len(slot_c) :], known_WW, self._compete, gate, draws
         )
-        # Counts of equal rows may differ by rounding, and either row may leave.
-        unit = 4 * torch.finfo(most_T.dtype).eps * (1 + self._score.slope)
-        limit_T = most_T + unit * (most_T + level + 0.25)
-        if draws is not None:  # a newcomer may take a drawn slot only if no count is large
-            limit_T[most_T < least] = least.nextafter(torch.full_like(least, -torch.inf))
+        limit_T = self._limits(most_T, level, draws)
         column_T, limit_T = (to_device(of_T, row_KA.device) for of_T in (leaving_T, limit_T))
         barred = None
         if gate is not None and groups is not None:
@@ -168,9 +165,8 @@ class ExactCounts:
 
         other_K = (self.count_K - level).to(h_WW)
         other_K.index_fill_(0, slot_m, -torch.inf)
-        left_TA, compete = row_WA[column_T], self._compete
         other_T, left_TK = largest_others(
-            other_K, near_TK, left_TA, row_KA, self._score, compete, barred
+            other_K, near_TK, row_WA[column_T], row_KA, self._score, self._compete, barred
         )
         overruled_T = self._group.all_reduce_max(other_T) > limit_T
         overruled_T[:1].fill_(False)  # the largest of all slots is a candidate
@@ -180,6 +176,18 @@ class ExactCounts:
         self._calm = not by_count and kept.held == proposed
         self._propose_next(proposed, kept.held)
         return kept.plan
+
+    def _limits(self, most_T: Tensor, level: float, draws: Draws | None) -> Tensor:
+        """Return the largest count at which another slot may stay at each step, [T].
+
+        Counts of equal rows may differ by rounding, and either row may leave.
+        """
+        unit = 4 * torch.finfo(most_T.dtype).eps * (1 + self._score.slope)
+        limit_T = most_T + unit * (most_T + level + 0.25)
+        if draws is not None:  # a newcomer may take a drawn slot only if no count is large
+            least = most_T.new_tensor(draws.at_least)
+            limit_T[most_T < least] = least.nextafter(torch.full_like(least, -torch.inf))
+        return limit_T
 
     def offered(self, x_BA: Tensor) -> Tensor:
         """Return `total` of newcomers that fit one product, and keep it for `choose`."""
