@@ -106,17 +106,16 @@ def checkpoint_rows() -> Iterator[dict[str, Any]]:
     fill(subject.memory)
     waited: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        by_kind = {
-            behind: Checkpointer(Path(folder) / str(behind), keep=1, behind=behind)
-            for behind in (False, True)
-        }
+        at_once, behind = (
+            Checkpointer(Path(folder) / name, keep=1) for name in ("first", "second")
+        )
         for _ in range(SAVES + 1):
-            for behind, checkpointer in by_kind.items():
-                subject.step += 1  # an existing checkpoint of a step is not written again
-                checkpointer.begin(subject, {})
-                record = checkpointer.finished(wait=True)
-                assert record is not None
-                waited[behind].append(record.stalled)
+            subject.step += 1  # an existing checkpoint of a step is not written again
+            waited[False].append(at_once.save(subject, {}).stalled)
+            behind.begin(subject, {})
+            record = behind.finished(wait=True)
+            assert record is not None
+            waited[True].append(record.stalled)
     size = record.bytes / 1e9
     first, *later = waited[True]
     plain, stall = statistics.median(waited[False][1:]), statistics.median(later)

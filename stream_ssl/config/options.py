@@ -327,7 +327,7 @@ def _add_course(parser: ArgumentParser) -> None:
     _section(parser, Pace, "pace")
     _section(parser, LearnerSettings, "learner", skip={"write_back"})
     parser.set_defaults({f"learner.{name}": value for name, value in LEARNER.items()})
-    _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks", "behind"})
+    _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks"})
     parser.add_class_arguments(CopySettings, "copies")
     parser.add_class_arguments(RanksSettings, "ranks")
 

@@ -79,8 +79,6 @@ class Checkpointer:
         every_seconds: a checkpoint is due this many seconds after the last; null: not by time,
             except for one checkpoint after the stream has paused for a minute.
         every_steps: a checkpoint is also due this many steps after the last; null: not by steps.
-        behind: write in the background, so that training waits only for a copy of the state. The
-            copy needs as much main memory as the state. false: training waits for the disk.
         ranks: the ranks of the run, which must all call `newest`, `begin` and `save` together;
             None: one process.
 
@@ -98,7 +96,6 @@ class Checkpointer:
         keep: int = 3,
         every_seconds: float | None = 60.0,
         every_steps: int | None = None,
-        behind: bool = True,
         ranks: Ranks | None = None,
     ) -> None:
         if keep < 1:
@@ -117,7 +114,7 @@ class Checkpointer:
         self.positions = StreamPositions(self._ranks)
         self._writer = CheckpointWriter(self._held, self.positions, self._ranks)
         # The checkpoint in the making.
-        self._copies = Copies() if behind else None
+        self._copies = Copies()
         self._writing: Future[CheckpointRecord] | None = None
         # The steps: the learner's, those of the last attempt, and those of the last checkpoint.
         self._step = self._tried_step = self._durable_step = 0
@@ -183,19 +180,16 @@ class Checkpointer:
         return self._record(captured, target, size, started, stalled=None)
 
     def begin(self, learner: Learner, config: Mapping[str, Any]) -> None:
-        """Start to write a checkpoint in the background.
+        """Start to write a checkpoint in the background, while training goes on.
 
-        No other checkpoint may be in progress. The caller may change the state after this returns.
-        `finished` returns the checkpoint when it is durable.
+        Training waits only for a copy of the state, which needs as much main memory as the state.
+        No other checkpoint may be in progress. `finished` returns the checkpoint when it is
+        durable.
 
         Raises:
             OSError: as in `save`, if the error is known before the background work starts.
         """
         assert not self.busy, "one at a time"
-        if self._copies is None:
-            record = self.save(learner, config)
-            self._writing = in_thread(lambda: record)
-            return
         started = time.monotonic()
         found, target = self._captured(learner.capture(live=True))
         captured = self._copies.take(found)

@@ -368,11 +368,10 @@ def test_a_full_disk_keeps_the_checkpoint_before(
     assert Checkpointer(tmp_path).newest().step == 3
 
 
-@pytest.mark.parametrize("behind", [False, True])
 def test_a_failed_checkpoint_is_tried_again_although_the_stream_pauses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpointer, learner = Checkpointer(tmp_path, every_seconds=1e-9, behind=behind), build()
+    checkpointer, learner = Checkpointer(tmp_path, every_seconds=1e-9), build()
     steps(learner, 1)
 
     def attempt() -> int:
@@ -581,11 +580,10 @@ def test_no_checkpoint_goes_to_the_mount_point_of_a_disk_that_is_away(tmp_path: 
             resumed.save(learner, CONFIG)
 
 
-@pytest.mark.parametrize("behind", [False, True])
-def test_a_folder_that_was_removed_is_made_again(tmp_path: Path, behind: bool) -> None:
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     """Otherwise the last checkpoint of a run would fail like all before it."""
     folder = tmp_path / "checkpoints"
-    checkpointer, learner, _ = saved(folder, behind=behind)
+    checkpointer, learner, _ = saved(folder)
     shutil.rmtree(folder)
     steps(learner, 1)
     checkpointer.begin(learner, CONFIG)
