@@ -145,7 +145,7 @@ class Ending:
 def ending(run: Path, role: str) -> Ending | None:
     """Return how the last process of a role ended. Ask only if no process holds the role.
 
-    Return None without a record, as of an older version or after a full disk.
+    The result is None without a record, for example after a full disk.
     """
     path = run / f"{role}.last.json"
     try:
@@ -156,12 +156,12 @@ def ending(run: Path, role: str) -> Ending | None:
         parent = int(saved["parent"])
         end, when = saved.get("end"), saved.get("ended", (run / f"{role}.lock").stat().st_mtime)
         at = _local(when)
-        boss = _boss(run, parent)
+        supervisor = _supervisor_end(run, parent)
     except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return None
     if role != "supervisor" and (why := _failed_run(run, when, end == "failed")) is not None:
         return why
-    again = again if boss is None else boss.again
+    again = again if supervisor is None else supervisor.again
     if end == "failed":
         return Ending("failed", f"the {role} failed at {at}", words, again, parent)
     if end == "interrupted":
@@ -169,8 +169,8 @@ def ending(run: Path, role: str) -> Ending | None:
     if end != "stopped":
         says, words = f"the {role} was killed or crashed at about {at}", words and LAST + words
         return Ending("killed", says, words, again, parent)
-    if boss is not None and boss.end == "killed":
-        says = f"the {role} stopped at {at}, because {boss.says.replace('the ', 'its ', 1)}"
+    if supervisor is not None and supervisor.end == "killed":
+        says = f"the {role} stopped at {at}, because {supervisor.says.replace('the ', 'its ', 1)}"
         return Ending("killed", says, "", again, parent)
     return Ending("stopped", f"the {role} stopped normally at {at}", "", again, parent)
 
@@ -188,7 +188,7 @@ def _local(when: float) -> str:
     return datetime.fromtimestamp(when).astimezone().isoformat(" ", "seconds")
 
 
-def _boss(run: Path, parent: int) -> Ending | None:
+def _supervisor_end(run: Path, parent: int) -> Ending | None:
     """Return how the supervisor with this process id ended; None without such a record."""
     for folder in (run, run.parent) if parent else ():
         with contextlib.suppress(OSError, ValueError):

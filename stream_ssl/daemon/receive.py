@@ -136,9 +136,9 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
             metrics.consume(record)
             sources_ended.consume(record)
             sources.producers.offer(receiver.producers)
-            _tell_health(health, record)
+            _set_health(health, record)
         health.forget("receiver")
-    _tell_end(receiver.unwritten)
+    _log_end(receiver.unwritten)
 
 
 def _receiver(settings: Namespace, journal: Journal, access: Access | None) -> Receiver:
@@ -160,7 +160,7 @@ def _receiver(settings: Namespace, journal: Journal, access: Access | None) -> R
         return listen_again(listen, settings.receiver.bind, settings.run)
 
 
-def _tell_end(unwritten: int) -> None:
+def _log_end(unwritten: int) -> None:
     """Log whether all received samples are in the journal."""
     if not unwritten:
         log.info("drained: all received samples are in the journal and acknowledged")
@@ -209,7 +209,7 @@ def _opened(settings: Namespace) -> Journal:
         raise Failure(str(error)) from error
 
 
-def _tell_health(health: Health, record: ReceiverRecord) -> None:
+def _set_health(health: Health, record: ReceiverRecord) -> None:
     health.refused = {**health.refused, **record.refused_last}
     health.tick("receiver")
     health.set("journal", *_journal(record))

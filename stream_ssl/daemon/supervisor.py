@@ -177,10 +177,10 @@ class Supervisor:
         lived = now - child.started
         child.worked |= lived >= child.back_off.healthy
         self._start_later(child, now, lived, f"{ending(status, pid)}{why}")
-        self._tell_of_crashes(child, now, signal_of(status))
+        self._log_remedy(child, now, signal_of(status))
         return None
 
-    def _tell_of_crashes(self, child: Child, now: float, number: signal.Signals | None) -> None:
+    def _log_remedy(self, child: Child, now: float, number: signal.Signals | None) -> None:
         """Log a remedy once a child has crashed several times by the same signal."""
         child.crashes.append((now, number))
         alike = number is not None and {other for _, other in child.crashes} == {number}

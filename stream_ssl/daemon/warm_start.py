@@ -6,6 +6,7 @@ Shapes: k occupied slots, B of them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jsonargparse import Namespace
 
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.saved import memory_of, model_of, origins_of
+from stream_ssl.learning.vectors import Vectors
 from stream_ssl.memory.shares import ProducerNames
 from stream_ssl.memory.state import part, producer_names, upgraded
 from stream_ssl.methods import Method
@@ -22,7 +24,7 @@ from stream_ssl.methods.momentum import Momentum, move_towards
 from stream_ssl.process.failures import Misconfigured
 from stream_ssl.tensor_file import as_state
 from stream_ssl.trained.encoder import facts, find
-from stream_ssl.trained.export import images_of, kept_shape
+from stream_ssl.trained.export import images_of
 
 log = logging.getLogger("stream_ssl.learner")
 
@@ -136,3 +138,11 @@ def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
         learner.origins.load(origins_of(checkpoint), memory.ids.tolist())
         learner.origins.forget_originals()
     return offered, ""
+
+
+def kept_shape(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return (C, H, W) of the images, or bytes of vectors, in the memory of such a run."""
+    vectors, decoder = Vectors(**(config.get("vectors") or {})), config["decoder"]
+    if vectors.dim is not None:
+        return vectors.shape
+    return decoder["channels"], decoder["size"], decoder["size"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
 
-from rich import box
+from rich import box, filesize
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.measure import Measurement
@@ -123,15 +123,6 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def size(amount: float) -> str:
-    """Return bytes in decimal units, with three digits."""
-    for unit in ("B", "kB", "MB"):
-        if amount < 999.5:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:.3g} GB"
-
-
 def page(
     history: History, progress: DemoProgress, width: int, ascii_only: bool = False
 ) -> RenderableType:
@@ -187,7 +178,7 @@ def _stream_panel(history: History) -> Panel:
         "Receiver",
         _pair("samples/s", f"{samples:,.0f}"),
         _pair("MB/s", f"{amount / 1e6:.2f}"),
-        _pair("journal", size(history.last("stream_ssl_journal_bytes"))),
+        _pair("journal", filesize.decimal(int(history.last("stream_ssl_journal_bytes")))),
         _pair("learner's lag", f"{history.last('stream_ssl_lag_seconds'):.1f} s"),
     )
 

@@ -293,7 +293,9 @@ class Learner:
         self.samples += sum(turn.batches)
         with self._randomness:
             with self._step.timer("data"):
-                uploaded = _none(self.memory, self.offset) if batch is None else self._upload(batch)
+                uploaded = (
+                    _empty_batch(self.memory, self.offset) if batch is None else self._upload(batch)
+                )
                 new = self._novelty(uploaded, turn)
             fresh = self._novelty.fresh
             if any(fresh) or self.pace.counts == "received":
@@ -374,7 +376,7 @@ class Learner:
         )
 
 
-def _none(memory: WorkingMemory, offset: Offset) -> Batch[Tensor]:
+def _empty_batch(memory: WorkingMemory, offset: Offset) -> Batch[Tensor]:
     """Return a batch without samples, on the memory's device, for a rank without a batch."""
     none_B = torch.empty(0, dtype=torch.int64, device=memory.device)
     shape, images_BCHW = memory.image_shape, None

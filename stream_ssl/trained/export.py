@@ -364,14 +364,6 @@ def _rows(
     return rows
 
 
-def kept_shape(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return (C, H, W) of the images, or bytes of vectors, in the memory of such a run."""
-    vectors, decoder = Vectors(**(config.get("vectors") or {})), config["decoder"]
-    if vectors.dim is not None:
-        return vectors.shape
-    return decoder["channels"], decoder["size"], decoder["size"]
-
-
 def images_of(columns: Mapping[str, Tensor], slots_B: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Return the images [B, C, H, W] of these slots.
 

@@ -397,10 +397,10 @@ def test_crashes_that_differ_or_are_far_apart_say_nothing_more(
     child = Child("child", [])
     for at, number in [(0, 11), (1, 6), (2, 11), (400, 11), (702, 11), (703, None)]:
         found = None if number is None else signal.Signals(number)
-        supervisor._tell_of_crashes(child, float(at), found)
+        supervisor._log_remedy(child, float(at), found)
     assert "times within" not in caplog.text
     for at in (704.0, 705.0, 706.0):
-        supervisor._tell_of_crashes(child, at, signal.SIGABRT)
+        supervisor._log_remedy(child, at, signal.SIGABRT)
     assert "by SIGABRT 3 times within 5 minutes" in caplog.text
 
 

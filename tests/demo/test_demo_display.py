@@ -17,7 +17,6 @@ from stream_ssl.demo.display import (
     line,
     page,
     resample,
-    size,
 )
 from stream_ssl.observe.scrape import History
 
@@ -86,9 +85,8 @@ def test_resample_averages_neighbouring_values():
     assert resample([1, 2], 10) == [1, 2]
 
 
-def test_clock_and_size_format_times_and_bytes():
+def test_clock_formats_minutes_and_seconds():
     assert (clock(65), clock(3.9)) == ("1:05", "0:03")
-    assert (size(999), size(24_100_000), size(1.5e9)) == ("999 B", "24.1 MB", "1.5 GB")
 
 
 def test_the_log_line_contains_the_main_figures_of_the_page():

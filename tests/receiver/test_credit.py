@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from receiver_peer import DEADLINE, KIB, MIB, Peer, Running, packet
 from waiting import until
 
-from stream_ssl.daemon.receive import _journal, _tell_end, _why
+from stream_ssl.daemon.receive import _journal, _log_end, _why
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.journal.errors import JournalError
 from stream_ssl.receiver import journal_room
@@ -289,9 +289,9 @@ def test_samples_that_cannot_be_written_before_the_end_are_told(tmp_path, monkey
         until(lambda: running.records and not running.last.ready)
     assert running.receiver.unwritten == 3
     caplog.set_level("INFO")
-    _tell_end(0)
+    _log_end(0)
     assert "drained: all received samples are in the journal" in caplog.text
-    _tell_end(3)
+    _log_end(3)
     assert "stopped with 3 received samples that are not in the journal" in caplog.text
 
 

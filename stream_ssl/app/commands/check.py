@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         with configuring():
             start = start_of(learner_settings.run)
         if start.damaged:
-            tell_of_damage(learner_settings.run, start)
+            log_damage(learner_settings.run, start)
         elif start.checkpoint is None:
             with configuring():
                 check_not_lost(learner_settings.run)
@@ -117,7 +117,7 @@ def check_pages(settings: Namespace, ranks: int, receivers: int) -> None:
         )
 
 
-def tell_of_damage(run: Path, start: Start) -> None:
+def log_damage(run: Path, start: Start) -> None:
     """Log which checkpoints are damaged, and what a start would do."""
     then = "and begins with new weights at step 0. To keep what the run has learned, put a whole "
     then += "checkpoint from a backup or a bucket into the folder before you start the run"
