@@ -1,4 +1,4 @@
-"""How the memory computes: in full precision, in blocks, and with few waits for the device."""
+"""Functions to compute in full precision, in blocks, and with few waits for the device."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def key_of(name: str | None) -> int:
 
 @dataclass(frozen=True)
 class Shares:
-    """How many slots each producer is guaranteed.
+    """The number of slots that each producer is guaranteed.
 
     The producers that hold a slot, and the newcomer's producer, divide `part` of all slots by their
     weights.

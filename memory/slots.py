@@ -48,7 +48,7 @@ class Slots(nn.Module):
 
     @property
     def written(self) -> int:
-        """How many slots were written so far. A load of a state writes all of them."""
+        """The number of slots that were written so far. A load of a state writes all of them."""
         return self._columns.written
 
     @property
@@ -124,7 +124,7 @@ class Slots(nn.Module):
 
     @property
     def draws(self) -> Tensor:
-        """How often `sample` drew each slot's sample, int64 [k]."""
+        """The number of times that `sample` drew each slot's sample, int64 [k]."""
         return self._columns.draws[: len(self)]
 
     @property

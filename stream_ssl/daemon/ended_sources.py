@@ -1,4 +1,4 @@
-"""Whether the sources of all producers have ended, for a receiver that starts again."""
+"""Remembers, for a receiver that starts again, whether the sources of all producers have ended."""
 
 from __future__ import annotations
 

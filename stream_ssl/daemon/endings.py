@@ -1,8 +1,8 @@
-"""How the last process of each role ended, by RUN/ROLE.last.json, which the process writes.
+"""Records of how the last process of each role ended, in RUN/ROLE.last.json.
 
-The file records no end if the process was killed or crashed, or if the machine lost power. While
-the process runs, it touches ROLE.lock every 5 seconds. The time of that file then shows when the
-process ended.
+Each process writes its own file. The file records no end if the process was killed or crashed, or
+if the machine lost power. While the process runs, it touches ROLE.lock every 5 seconds. The time of
+that file then shows when the process ended.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Life(logging.Handler):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
         end: stopped (by one signal or by two), failed (with an error) or killed (without a record

@@ -36,7 +36,7 @@ from stream_ssl.process.failures import Failure, Misconfigured, configuring, fir
 log = logging.getLogger("stream_ssl.ranks")
 
 WAITS, PAUSE = 120, 0.5
-"""How often, and after how many seconds, ranks look again for a journal that is missing."""
+"""The number of times that ranks look again for a missing journal, and the seconds between."""
 
 
 def meet(settings: Namespace, stack: ExitStack) -> Ranks:

@@ -92,7 +92,7 @@ class Child:
     start_at: float = 0.0
     restarts: int = 0
     last_end: str = ""
-    """How the last process ended, in a few words."""
+    """A few words on how the last process ended."""
     worked: bool = False
     """True once the process has lived for `back_off.healthy` seconds."""
     may_start: Callable[[], bool] = lambda: True

@@ -1,4 +1,4 @@
-"""How the ranks of a run write one checkpoint together, at once or in the background."""
+"""Writes the checkpoints of a run. All ranks write together, at once or in the background."""
 
 from __future__ import annotations
 

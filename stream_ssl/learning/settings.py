@@ -11,7 +11,7 @@ from stream_ssl.memory.draws import ORDERS, DrawOrder
 
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
-    """How a learner trains: its device, its random draws, its anchors and its keys.
+    """The options of a learner: its device, its random draws, its anchors and its keys.
 
     Args:
         device: "cpu", "cuda" or "cuda:1".
