@@ -102,7 +102,7 @@ def steps(learner: Learner, settings: Any) -> Iterator[StepRecord]:
             CollectorRegistry(), memories=(WORKING, *settings.shadows), classes=settings.classes
         ),
         learner.memory,
-        learner.near_duplicates,
+        learner.novelty.of_pictures,
         build.shadows(settings, learner.method.dim),
         mock.Mock(),
         mock.Mock(),

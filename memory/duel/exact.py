@@ -155,7 +155,7 @@ class ExactCounts:
         leaving_T, most_T = simulate(
             counts[: len(slot_c)], counts[len(slot_c) :], known_WW, self._compete, gate, draws
         )
-        limit_T = self._limits(most_T, level, draws)
+        limit_T = largest_allowed(most_T, level, self._score, draws)
         column_T, limit_T = (to_device(of_T, row_KA.device) for of_T in (leaving_T, limit_T))
         barred = None
         if gate is not None and groups is not None:
@@ -176,18 +176,6 @@ class ExactCounts:
         self._calm = not by_count and kept.held == proposed
         self._propose_next(proposed, kept.held)
         return kept.plan
-
-    def _limits(self, most_T: Tensor, level: float, draws: Draws | None) -> Tensor:
-        """Return the largest count at which another slot may stay at each step, [T].
-
-        Counts of equal rows may differ by rounding, and either row may leave.
-        """
-        unit = 4 * torch.finfo(most_T.dtype).eps * (1 + self._score.slope)
-        limit_T = most_T + unit * (most_T + level + 0.25)
-        if draws is not None:  # a newcomer may take a drawn slot only if no count is large
-            least = most_T.new_tensor(draws.at_least)
-            limit_T[most_T < least] = least.nextafter(torch.full_like(least, -torch.inf))
-        return limit_T
 
     def offered(self, x_BA: Tensor) -> Tensor:
         """Return `total` of newcomers that fit one product, and keep it for `choose`."""
@@ -390,6 +378,19 @@ class ExactCounts:
             count = float(kept_K[slot])
             return False, f"slot {slot}: its count is {count:.9g}, recounted {again_k[slot]:.9g}"
         return True, ""
+
+
+def largest_allowed(most_T: Tensor, level: float, score: Score, draws: Draws | None) -> Tensor:
+    """Return the largest count at which another slot may stay at each step, [T].
+
+    Counts of equal rows may differ by rounding, and either row may leave.
+    """
+    unit = 4 * torch.finfo(most_T.dtype).eps * (1 + score.slope)
+    limit_T = most_T + unit * (most_T + level + 0.25)
+    if draws is not None:  # a newcomer may take a drawn slot only if no count is large
+        least = most_T.new_tensor(draws.at_least)
+        limit_T[most_T < least] = least.nextafter(torch.full_like(least, -torch.inf))
+    return limit_T
 
 
 def largest_others(

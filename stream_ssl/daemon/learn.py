@@ -141,7 +141,7 @@ class Process:
         self._observers = Observers(
             self._metrics,
             self.learner.memory,
-            self.learner.near_duplicates,
+            self.learner.novelty.of_pictures,
             build.shadows(settings, self.learner.method.dim),
             self._batches,
             reader,

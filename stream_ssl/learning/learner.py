@@ -37,7 +37,7 @@ from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.randomness import OwnRandomness, set_threads
 from stream_ssl.learning.ranks import Ranks, Turn
 from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
-from stream_ssl.learning.schedule import Constant, Schedule, factor_at
+from stream_ssl.learning.schedule import Constant, Schedule
 from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.step import Step, StepResult
 from stream_ssl.learning.upload import Upload
@@ -45,7 +45,6 @@ from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.compute import all_to_host, to_host
-from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.memory.shards import RANK_SEEDS
 from stream_ssl.methods import Method
 from stream_ssl.tensor_file import as_state
@@ -134,7 +133,7 @@ class Learner:
         self.offset = offset
         # The path of a batch.
         self._upload = Upload(self.device)
-        self._novelty = Novelty(memory, settings.novelty)
+        self.novelty = Novelty(memory, settings.novelty)
         self._step = Step(
             self.method,
             memory,
@@ -180,7 +179,7 @@ class Learner:
             elif any(turn.batches):
                 record = self._train(batch, turn)
             elif time.monotonic() - last_record >= IDLE:
-                record = Idle(self.batches.lag(), len(self._novelty))
+                record = Idle(self.batches.lag(), len(self.novelty))
             else:
                 continue
             if isinstance(record, StepRecord):
@@ -207,7 +206,7 @@ class Learner:
                 batch = self.ranks.asked(partial(self.batches.next, 0.0 if busy else POLL))
         came, offset = (0, self.offset) if batch is None else (len(batch), batch.offset)
         with self._step.timer("data"):
-            turn = self.ranks.agree(stopping, reload, came, len(self._novelty), offset)
+            turn = self.ranks.agree(stopping, reload, came, len(self.novelty), offset)
         return turn, batch, replay_due
 
     def capture(self, live: bool = False) -> Capture:
@@ -225,7 +224,7 @@ class Learner:
             "rng": self._randomness.state_dict(),
             "origins": self.origins.state(),
         }
-        if waiting := self._novelty.state():
+        if waiting := self.novelty.state():
             tensors["waiting"] = waiting
         return Capture(tensors, self._facts())
 
@@ -236,18 +235,12 @@ class Learner:
             "batch_size": self._batch_size,
             "offset": offset_as_json(self.offset),
             "pace": self.pace.state_dict(),
-            "schedule": {"factor": factor_at(self.schedule, self.pace.updates)},
             "updated": self.divergence.updated,
         }
 
-    @property
-    def near_duplicates(self) -> NearDuplicates | None:
-        """The test of the memory's pictures, see `Novelty.of_pictures`."""
-        return self._novelty.of_pictures
-
     def originals(self) -> set[str]:
         """Return the names of the original bytes of all samples that are held or that wait."""
-        return self.origins.originals() | self._novelty.originals()
+        return self.origins.originals() | self.novelty.originals()
 
     def restore(self, capture: Capture) -> None:
         """Continue from a capture. `batches` must begin at the capture's offset.
@@ -261,7 +254,7 @@ class Learner:
         self.memory.load_state_dict(dict(tensors["memory"]))
         self.origins.load(tensors.get("origins", {}), to_host(self.memory.ids).tolist())
         self._randomness.load_state_dict(tensors["rng"])
-        self._novelty.load(tensors.get("waiting", {}), self.device)
+        self.novelty.load(tensors.get("waiting", {}), self.device)
         self.pace.load_state_dict(facts["pace"])
         self.step, self.samples = int(facts["step"]), int(facts["samples"])
         self._batch_size = int(facts["batch_size"])
@@ -278,7 +271,7 @@ class Learner:
             ValueError: as in `restore`.
         """
         facts = {**self._facts(), "updated": made_by(capture.facts)}
-        self.restore(Capture({**capture.tensors, "waiting": self._novelty.state()}, facts))
+        self.restore(Capture({**capture.tensors, "waiting": self.novelty.state()}, facts))
         self.divergence.reloaded(self.divergence.updated)
 
     def _train(self, batch: Batch[NDArray[Any]] | None, turn: Turn) -> StepRecord:
@@ -293,19 +286,17 @@ class Learner:
         self.samples += sum(turn.batches)
         with self._randomness:
             with self._step.timer("data"):
-                uploaded = (
-                    _empty_batch(self.memory, self.offset) if batch is None else self._upload(batch)
-                )
-                new = self._novelty(uploaded, turn)
-            fresh = self._novelty.fresh
+                moved = _empty(self.memory, self.offset) if batch is None else self._upload(batch)
+                new = self.novelty(moved, turn)
+            fresh = self.novelty.fresh
             if any(fresh) or self.pace.counts == "received":
                 self.pace.received(sum(turn.batches if self.pace.counts == "received" else fresh))
             if not any(fresh):
-                result = self._step.skip(uploaded)
+                result = self._step.skip(moved)
             else:
                 update_due = self.pace.must_update()
                 result = self._step.run(
-                    uploaded[:0] if new is None else new,
+                    moved[:0] if new is None else new,
                     self.pace.updates,
                     update_due,
                     size=max(fresh),
@@ -314,11 +305,11 @@ class Learner:
                 if update_due:
                     self.pace.updated()
         return replace(
-            self._record(result, batch if new is uploaded else None),
-            new_origins=self._novelty.new_origins,
-            dropped_origins=self._novelty.dropped_origins,
-            dropped=self._novelty.dropped,
-            novelty=self._novelty.distances,
+            self._record(result, batch if new is moved else None),
+            new_origins=self.novelty.new_origins,
+            dropped_origins=self.novelty.dropped_origins,
+            dropped=self.novelty.dropped,
+            novelty=self.novelty.distances,
         )
 
     def _check(self, batch: Batch[NDArray[Any]]) -> None:
@@ -366,7 +357,7 @@ class Learner:
             lag_seconds=self.batches.lag(),
             offset=self.offset,
             rejected=batch.rejected,
-            waiting=len(self._novelty),
+            waiting=len(self.novelty),
             images_BCHW=batch.images_BCHW,
             features_BF=result.keys.features_BF,
             duplicates_B=None if result.collisions is None else result.collisions.duplicates_B,
@@ -376,7 +367,7 @@ class Learner:
         )
 
 
-def _empty_batch(memory: WorkingMemory, offset: Offset) -> Batch[Tensor]:
+def _empty(memory: WorkingMemory, offset: Offset) -> Batch[Tensor]:
     """Return a batch without samples, on the memory's device, for a rank without a batch."""
     none_B = torch.empty(0, dtype=torch.int64, device=memory.device)
     shape, images_BCHW = memory.image_shape, None

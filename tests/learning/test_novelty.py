@@ -248,11 +248,11 @@ def test_a_checkpoint_holds_the_cells_of_the_test_although_no_sample_waits(
     whole, first = (build(novelty="auto", slots=96) for _ in range(2))
     steps(whole, 20)
     steps(first, 9)
-    assert len(first._novelty) == 0
+    assert len(first.novelty) == 0
     again = build(novelty="auto", slots=96, start=first.offset)
     again.restore(first.capture())
     steps(again, 11)
-    ours, theirs = whole._novelty.state(), again._novelty.state()
+    ours, theirs = whole.novelty.state(), again.novelty.state()
     assert ours.keys() == theirs.keys() == {"test.centres", "test.changes_left"}
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert differing(whole, again) == []
