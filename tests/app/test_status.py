@@ -464,7 +464,7 @@ def test_rates_are_those_of_the_page_where_it_knows_them() -> None:
         "learner": {"figures": {"trained": 32.0, "replayed": 7.0, "steps": 0.5}},
         "learner-1": {"figures": {"trained": 30.0, "replayed": None, "steps": 0.5}},
     }
-    found = status.as_on_page(figures, {"receiver": None, **ranks})
+    found = status.as_on_page(figures, {"receiver": {}, **ranks})
     assert found["receiver"] == figures["receiver"]
     assert found["learner"] == {
         "samples_per_second": 62.0,

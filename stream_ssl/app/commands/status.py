@@ -24,11 +24,10 @@ from stream_ssl.config.parser import run_function
 from stream_ssl.daemon.run_states import (
     HEALTH_SECONDS,
     Run,
+    RunFolder,
     RunPage,
     address_in,
-    ask_state,
     broken_file,
-    check_no_copy,
     endpoints_of,
     not_a_folder,
     rank_of,
@@ -37,7 +36,7 @@ from stream_ssl.daemon.run_states import (
     token_of,
 )
 from stream_ssl.observe.answer import Answer
-from stream_ssl.observe.answers import MOST_PRODUCERS, answers, as_json
+from stream_ssl.observe.answers import MOST_PRODUCERS, as_json
 from stream_ssl.observe.ask import ask, bearer, map_in
 from stream_ssl.observe.catalogue import WORKING
 from stream_ssl.observe.conditions import OF_CHECK, SLOWEST_RANK
@@ -191,27 +190,18 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
             console().print(error, markup=False, highlight=False, soft_wrap=True)
         return FAILED
     figures = measure(addresses, seconds or SHORT, token)
-    if answering := [name for name, up in figures["up"].items() if up]:
-        check_no_copy(run, answering)
+    reading = RunFolder(run).read()
     silent = silence(run, endpoints, [role for role, up in figures["up"].items() if not up])
     others = ("unknown", "hung", "ended", "absent", "silent")
     keys = {"starting": "pid"} | {key: key for key in others}
     for kind, key in keys.items():
         figures[kind] = {name: state[key] for name, state in silent.items() if key in state}
-    states = {
-        name: silent.get(name) or ask_state(addresses[name], role_of(name), token)
-        for name in figures["up"]
-    }
     if seconds is None:
-        figures |= as_on_page(figures, states)
-    found = answers({
-        name: state or {"error": f"the {name} does not answer at {addresses[name]}"}
-        for name, state in states.items()
-    })  # fmt: skip
+        figures |= as_on_page(figures, reading.states)
     if json:
-        print_json({"answers": as_json(found), **figures})
+        print_json({"answers": as_json(reading.answers), **figures})
     else:
-        console().print(table(run, addresses, figures, found))
+        console().print(table(run, addresses, figures, reading.answers))
     return DONE if all(figures["up"].values()) else FAILED
 
 
@@ -235,20 +225,19 @@ def _nothing_known(run: Path, broken: str | None) -> str | None:
 
 
 def as_on_page(
-    figures: Mapping[str, Any], states: Mapping[str, Mapping[str, Any] | None]
+    figures: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the figures of both roles with those that the page shows, where it knows them.
+    """Return the figures of both roles, in which the figures that the page shows are the page's.
 
     The answers come from the page, and one output must not name two numbers. New samples come in
     batches, so a rate over few seconds is often 0 while the learner trains.
     """
     found = {}
     for role, rates in PAGE_FIGURES.items():
-        of_role = [state or {} for name, state in states.items() if role_of(name) == role]
-        known = [state.get("figures", {}) for state in of_role]
+        of_role = [state for name, state in states.items() if role_of(name) == role]
         found[role] = figures[role] and dict(figures[role])
         for name, series in rates.items():
-            values = [one.get(series) for one in known]
+            values = [state.get("figures", {}).get(series) for state in of_role]
             if found[role] and values and None not in values:
                 added = name in (*RECEIVER_PARTS, *LEARNER_PARTS)
                 found[role][name] = sum(values) if added else values[0]
