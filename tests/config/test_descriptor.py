@@ -149,12 +149,7 @@ def going_on(file: Path, stored: dict[str, Any], *arguments: str) -> Namespace:
     return restart.resume(parser, settings, stored)
 
 
-def without_descriptor(stored: dict[str, Any]) -> dict[str, Any]:
-    memory = {name: v for name, v in stored["memory"].items() if name != "descriptor"}
-    return {**stored, "memory": memory}
-
-
-def test_a_run_without_a_stored_descriptor_continues_with_embeddings(
+def test_a_run_continues_with_its_stored_descriptor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = file_of(tmp_path)
@@ -163,8 +158,7 @@ def test_a_run_without_a_stored_descriptor_continues_with_embeddings(
     z_BD = torch.nn.functional.normalize(torch.randn(70, learner.memory.dim), dim=1)
     images = torch.zeros(70, *learner.memory.image_shape, dtype=torch.uint8)
     learner.memory.add(torch.arange(70), z_BD, images)
-    stored = without_descriptor(resolved(began))
-    settings = going_on(file, stored, "--memory.descriptor", "Thumbnail")
+    settings = going_on(file, resolved(began), "--memory.descriptor", "Thumbnail")
     again = build.learner(built(settings), build.EmptyStream(), START)
     assert isinstance(again.memory.descriptor, Embedding)
     again.restore(learner.capture())
