@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sized
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from torch import Tensor
 from stream_ssl.feed.decode import BadSample, Pixels, content_hashes
 from stream_ssl.feed.large_pictures import OneByOne
 from stream_ssl.wire.sample import Position, Sample
+
+T = TypeVar("T")
 
 Part = Literal["reference", "query"]
 
@@ -157,11 +159,8 @@ class Reader:
                 "label, and evaluation needs labels; give a labelled source"
             )
         for part, rest in waiting.items():
-            # Two halves avoid a last batch of one image, which has no statistics for BatchNorm.
-            half = len(rest) if len(rest) <= self._batch else (len(rest) + 1) // 2
-            for few in (rest[:half], rest[half:]):
-                if few:
-                    yield self._batched(part, few)
+            for few in last_batches(rest, self._batch):
+                yield self._batched(part, few)
 
     def _batched(self, part: Part, samples: list[tuple[Pixels, int, str]]) -> LabelledBatch:
         pixels, labels, ids = zip(*samples, strict=True)
@@ -213,6 +212,18 @@ def decoded(
                 f"others: give {asked}"
             ) from error
         return error
+
+
+def last_batches(rest: list[T], size: int) -> list[list[T]]:
+    """Return the last rows, at most 2 `size` of them, as one batch or in two halves.
+
+    The halves avoid a batch of one image, which has no statistics for BatchNorm.
+
+    >>> [len(batch) for batch in last_batches([0] * 11, 10)]
+    [6, 5]
+    """
+    half = len(rest) if len(rest) <= size else (len(rest) + 1) // 2
+    return [few for few in (rest[:half], rest[half:]) if few]
 
 
 def shared_queries(readers: Collection[Reader]) -> tuple[int, int]:

@@ -257,18 +257,17 @@ class Rows:
 
 
 def batches(rows: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of `size` rows, and the rest in two halves.
-
-    The halves avoid a last batch of one image, which has no statistics for BatchNorm.
+    """Yield lists of `size` rows, and the rest in two halves; see `last_batches`.
 
     >>> [len(batch) for batch in batches(range(21), 10)]
     [10, 6, 5]
     """
+    from stream_ssl.evaluation.labelled import last_batches
+
     waiting: list[T] = []
     for row in rows:
         waiting.append(row)
         if len(waiting) == 2 * size:
             yield waiting[:size]
             del waiting[:size]
-    half = len(waiting) if len(waiting) <= size else (len(waiting) + 1) // 2
-    yield from filter(None, (waiting[:half], waiting[half:]))
+    yield from last_batches(waiting, size)
