@@ -24,9 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     ranks, *rest = arguments
     if parent := os.environ.pop(PARENT, None):  # the parent of the ranks is this process
         os.environ[SUPERVISOR] = parent
-        stop = threading.Event()
-        threading.Thread(target=watch_parent, args=(int(parent), stop), daemon=True).start()
-        threading.Thread(target=_terminate_when, args=(stop,), daemon=True).start()
+        threading.Thread(target=_terminate_without, args=(int(parent),), daemon=True).start()
     os.environ["PYTHONSAFEPATH"] = "1"  # because torchrun starts the ranks without -P
     share_cores()
     from torch.distributed import run
@@ -56,8 +54,9 @@ def status_of(statuses: Sequence[int]) -> int:
     return max((status for status in statuses if status > 0), default=FAILED)
 
 
-def _terminate_when(stop: threading.Event) -> None:
-    stop.wait()
+def _terminate_without(parent: int) -> None:
+    """Send SIGTERM to this process, and so to torchrun, once its parent is gone."""
+    watch_parent(parent, threading.Event())
     os.kill(os.getpid(), signal.SIGTERM)
 
 

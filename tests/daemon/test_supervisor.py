@@ -369,6 +369,12 @@ def test_ranks_of_one_host_meet_without_a_name_of_the_host(monkeypatch: pytest.M
     assert run.config_from_args(run.parse_args(given[0]))[0].local_addr == "localhost"
 
 
+def test_torchrun_ends_with_sigterm_without_its_supervisor() -> None:
+    code = "from stream_ssl.daemon import launch_ranks; launch_ranks._terminate_without(-1)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert ended.returncode == -signal.SIGTERM, ended.stderr
+
+
 CRASHES = "import os, signal; os.kill(os.getpid(), getattr(signal, '{}'))"
 
 
