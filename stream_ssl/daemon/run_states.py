@@ -270,7 +270,7 @@ def silence(
     found: dict[str, dict[str, Any]] = {}
     for name in silent:
         role, entry = role_of(name), endpoints.get(name)
-        place = _role_of(run, name)
+        place = _held_role(run, name)
         own, last = holder(*place), ending(*place)
         # A silent process that has published its address is no longer starting.
         pid = own if own is not None else holder(run, "supervisor")
@@ -328,7 +328,7 @@ def check_no_copy(run: Path, answering: Collection[str]) -> None:
             )
 
 
-def _role_of(run: Path, name: str) -> tuple[Path, str]:
+def _held_role(run: Path, name: str) -> tuple[Path, str]:
     """Return the folder in which a process holds its role, and that role."""
     if isinstance(record := load(run).get(name, {}).get("record"), str):
         return Path(record).parent, Path(record).name
