@@ -18,7 +18,8 @@ from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.stream_positions import StreamPositions
 from stream_ssl.tensor_file import write_tensors
 
-TOLD = "told-"
+NOTE = "note-"
+"""The beginning of the names of files in which ranks report their faults to the first rank."""
 PART_SECONDS = 600.0
 """Time limit in seconds for the other ranks to complete a checkpoint in the background."""
 
@@ -88,35 +89,44 @@ class CheckpointWriter:
         except OSError as error:
             fault = f"rank {rank}: {type(error).__name__}: {error}"
         if rank:
-            try:
-                write(scratch / f"{TOLD}{rank}", json.dumps(fault))
-            except OSError:  # the disk is full, and the other ranks must not wait for this one
-                abandon(scratch)
-                raise
-            _wait_until(
-                lambda: target.exists() or not scratch.exists(), "the first rank's manifest"
-            )
-            if fault or not target.exists():
-                raise OSError(
-                    fault or f"{scratch} was not concluded; the first rank's log says why"
-                )
-            return size_of(target)
+            return self._follow_first(target, fault)
         try:
-            notes = [scratch / f"{TOLD}{other}" for other in range(1, self._ranks.group.size)]
-            _wait_until(
-                lambda: all(path.exists() for path in notes) or not scratch.exists(),
-                "the parts of all ranks",
-            )
-            if not scratch.exists():
-                raise OSError(f"{scratch} was removed by a rank that could not write to it")
-            if faults := [f for f in (fault, *(read_json(p) for p in notes)) if f]:
-                raise OSError("; ".join(faults))
-            for path in notes:
-                path.unlink()
+            self._await_others(scratch, fault)
             return self._conclude(scratch, target, facts, config)
         except BaseException:
             abandon(scratch)
             raise
+
+    def _follow_first(self, target: Path, fault: str) -> int:
+        """Leave a note with this rank's fault, "" without one, and wait for the first rank.
+
+        Returns:
+            The size of the checkpoint, in bytes.
+        """
+        scratch = self._folder.scratch_of(target)
+        try:
+            write(scratch / f"{NOTE}{self._ranks.group.rank}", json.dumps(fault))
+        except OSError:  # the disk is full, and the other ranks must not wait for this one
+            abandon(scratch)
+            raise
+        _wait_until(lambda: target.exists() or not scratch.exists(), "the first rank's manifest")
+        if fault or not target.exists():
+            raise OSError(fault or f"{scratch} was not concluded; the first rank's log says why")
+        return size_of(target)
+
+    def _await_others(self, scratch: Path, fault: str) -> None:
+        """Wait for the notes of the other ranks. Raise OSError if a rank has a fault."""
+        notes = [scratch / f"{NOTE}{other}" for other in range(1, self._ranks.group.size)]
+        _wait_until(
+            lambda: all(path.exists() for path in notes) or not scratch.exists(),
+            "the parts of all ranks",
+        )
+        if not scratch.exists():
+            raise OSError(f"{scratch} was removed by a rank that could not write to it")
+        if faults := [f for f in (fault, *(read_json(p) for p in notes)) if f]:
+            raise OSError("; ".join(faults))
+        for path in notes:
+            path.unlink()
 
     def _on_all(self, work: Callable[[], Any], only_first: bool = False) -> list[Any]:
         """Do the work on all ranks or only on the first. Return the result of each rank.
