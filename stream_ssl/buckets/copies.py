@@ -109,6 +109,8 @@ class CheckpointCopies:
             name = found[-1]
             if math.isnan(self._due_since):
                 self._due_since = self._clock()
+            if self._failed:  # a client keeps credentials, which may have been renewed since
+                self._bucket = Bucket(self._bucket.url)
             self._check_mounted()
             self._link(self._checkpoints / name)
             self._prune(name)  # before the copy, because a full disk has no room for one more

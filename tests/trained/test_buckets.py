@@ -362,6 +362,23 @@ def test_failed_copies_are_logged_once_and_counted_until_a_copy_succeeds(
     assert "checkpoints are copied to s3://later/laptop again" in caplog.text
 
 
+def test_copies_use_credentials_that_were_renewed_in_their_file(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "credentials"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    copies, metrics = copier(tmp_path, "s3://box/laptop", [0.0])
+    checkpoint(tmp_path / "checkpoints", 10)
+    copies.copy()
+    assert value(metrics, "copy_failures_total") == 1
+    file.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    copies.copy()
+    assert value(metrics, "copy_step") == 10
+
+
 def test_a_restart_keeps_the_copy_that_the_bucket_holds(
     s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
