@@ -126,6 +126,17 @@ def test_an_image_is_nobody_s_and_its_process_gets_the_signals(target: str) -> N
     assert check == [program, "status", "/var/lib/stream-ssl/run", "--health", role]
 
 
+def test_each_image_can_get_further_extras() -> None:
+    for name in ("build-receiver", "build-learner", "build-learner-gpu"):
+        steps = stages()[name]
+        (install,) = (rest for _, rest in steps if " -r pyproject.toml " in rest)
+        assert install.endswith(" ${EXTRAS}"), name
+        assert ("ARG", "EXTRAS=") in steps[: steps.index(("RUN", install))], name
+    arguments = re.findall(r"^ARG (\w+)", CONTAINERS.read_text(), flags=re.MULTILINE)
+    rows = re.findall(r"^\| `([A-Z_]+)` \|", CONTAINERS.with_name("README.md").read_text(), re.M)
+    assert set(arguments) == set(rows)
+
+
 def test_the_images_are_built_from_what_is_there_and_not_ignored() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if "!" in line}
     copied = {
