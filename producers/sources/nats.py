@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ class Nats:
         servers: URLs, separated by commas: nats://HOST:4222 or tls://HOST:4222.
         subject: consume only this subject; null: all. Used only when the consumer is created.
         credentials: a .creds file, or JSON with "user" and "password", or with "token". Other users
-            must not be able to read the file.
+            must not be able to read the file. Each new connection uses its newest content.
         in_flight: maximum number of unacknowledged messages. Used only when the consumer is
             created.
         ack_wait: seconds without a sign of life after which the server redelivers messages. This
@@ -104,11 +105,11 @@ class Nats:
         self._ack_wait = ack_wait
         connection = {
             "servers": [server.strip() for server in servers.split(",")],
-            **({} if credentials is None else secrets_of(Path(credentials))),
             **tls_arguments(servers, files),
         }
         settings = ConsumerSettings(stream, durable, subject, in_flight, ack_wait)
-        self._consumer = DurableConsumer(name, connection, settings)
+        secrets = partial(secrets_of, None if credentials is None else Path(credentials))
+        self._consumer = DurableConsumer(name, connection, secrets, settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._opening: Future[tuple[JetStreamContext, str, int]] | None = None

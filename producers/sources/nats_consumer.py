@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,8 @@ class DurableConsumer:
     Args:
         name: the source's name.
         connection: the arguments of `connect` of nats-py's client.
+        secrets: returns the further arguments that authenticate the client; a new connection has
+            the newest ones.
         settings: the consumer, which is created if it does not exist.
 
     Attributes:
@@ -50,10 +53,17 @@ class DurableConsumer:
         closing: whether the connection is closed on purpose, so that its end is no error.
     """
 
-    def __init__(self, name: str, connection: dict[str, Any], settings: ConsumerSettings) -> None:
+    def __init__(
+        self,
+        name: str,
+        connection: dict[str, Any],
+        secrets: Callable[[], dict[str, Any]],
+        settings: ConsumerSettings,
+    ) -> None:
         self.client: Client | None = None
         self.closing = False
-        self._name, self._connection, self._settings = name, connection, settings
+        self._name, self._settings = name, settings
+        self._connection, self._secrets = {**connection, **secrets()}, secrets
         self._limited_log = RateLimitedLogger(log, LOG_SECONDS)
 
     async def open(self) -> tuple[JetStreamContext, ConsumerInfo, str, int]:
@@ -88,13 +98,15 @@ class DurableConsumer:
             if not self.closing:
                 kind = type(error).__name__
                 self._limited_log.warning(kind, f"source {self._name}: {str(error) or kind}")
+                with contextlib.suppress(OSError, ValueError):  # the file is being replaced
+                    client.options.update(self._secrets())
 
         async def reconnected() -> None:
             text = f"source {self._name}: connected again"
             self._limited_log.log(logging.INFO, "connected", text)
 
-        self.client = Client()
-        connecting = self.client.connect(
+        self.client = client = Client()
+        connecting = client.connect(
             **self._connection,
             name=f"stream-ssl {self._name}",
             error_cb=failed,
@@ -103,7 +115,7 @@ class DurableConsumer:
             reconnect_time_wait=RETRY_SECONDS,
         )
         await asyncio.wait_for(connecting, CONNECT_SECONDS)
-        return self.client.jetstream()
+        return client.jetstream()
 
     async def _find(self, js: JetStreamContext) -> ConsumerInfo:
         """Return the durable consumer; create it if it does not exist."""
@@ -144,13 +156,15 @@ class DurableConsumer:
             )
 
 
-def secrets_of(path: Path) -> dict[str, Any]:
-    """Return the authentication arguments from a .creds file or JSON.
+def secrets_of(path: Path | None) -> dict[str, Any]:
+    """Return the authentication arguments from a .creds file or JSON; none for no file.
 
     Raises:
         ValueError: the file is missing, everyone may read it, or its format is wrong. The message
             never contains a secret.
     """
+    if path is None:
+        return {}
     with named("credentials", path):
         text = read_text(path, links=True)
     check_private("credentials", path)

@@ -37,17 +37,25 @@ class Server:
         certificate.private_key_pem.write_to_path(folder / "key.pem")
         certificate.cert_chain_pems[0].write_to_path(folder / "cert.pem")
         self.credentials = folder / "nats.json"
-        self.credentials.write_text(json.dumps({"user": "robot", "password": "hidden"}))
-        self.credentials.chmod(0o600)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
+        self.set_password("hidden")
+        self.enter_password()
+        self.start()
+
+    def set_password(self, password):
+        """Give the server another password, from its next start on."""
+        self.password, folder = password, self.folder
         (folder / "nats.conf").write_text(
             f'listen: "127.0.0.1:{self.port}"\n'
             f'jetstream {{ store_dir: "{folder}/store" }}\n'
             f'tls {{ cert_file: "{folder}/cert.pem", key_file: "{folder}/key.pem" }}\n'
-            'authorization { user: "robot", password: "hidden" }\n'
+            f'authorization {{ user: "robot", password: "{password}" }}\n'
         )
-        self.start()
+
+    def enter_password(self):
+        self.credentials.write_text(json.dumps({"user": "robot", "password": self.password}))
+        self.credentials.chmod(0o600)
 
     def start(self):
         command = ["nats-server", "-c", str(self.folder / "nats.conf")]
@@ -79,7 +87,7 @@ class Server:
 
         async def asked():
             tls = ssl.create_default_context(cafile=self.ca)
-            client = await nats.connect(self.url, tls=tls, user="robot", password="hidden")
+            client = await nats.connect(self.url, tls=tls, user="robot", password=self.password)
             try:
                 return await what(client.jetstream())
             finally:
@@ -166,6 +174,22 @@ def test_what_is_in_flight_stays_ours_and_a_server_that_restarts_is_found_again(
             assert [sample.data for sample, _ in sent] == images
             source.acknowledged(sent[-1][1])
             settled(running)
+
+
+def test_a_password_that_is_changed_is_read_from_its_file_again(tmp_path, caplog):
+    images = image_files(2)
+    with server(tmp_path) as running:
+        running.publish(images[:1])
+        with closing(running.source(idle_seconds=60)) as source:
+            stream = source.samples()
+            assert next(stream)[0].data == images[0]
+            running.kill()
+            running.set_password("renewed")
+            running.start()
+            until(lambda: "Authorization Violation" in caplog.text)
+            running.enter_password()
+            running.publish(images[1:])
+            assert next(stream)[0].data == images[1]
 
 
 def test_a_pause_beyond_ack_wait_sends_nothing_twice_and_an_end_hands_all_back(tmp_path):
