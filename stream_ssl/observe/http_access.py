@@ -8,6 +8,7 @@ cookie of a log-in. A browser without either is redirected to the log-in form.
 from __future__ import annotations
 
 import hmac
+import logging
 import time
 from collections.abc import Callable, Mapping
 from hashlib import sha256
@@ -20,7 +21,10 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stream_ssl.bounded_files import named, private_remedy, read_bytes
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.address import is_loopback_host
+
+_limited_log = RateLimitedLogger(logging.getLogger(__name__), seconds=60.0)
 
 COOKIE = "stream-ssl-session"
 """The beginning of the name of a session's cookie."""
@@ -54,6 +58,8 @@ HEADERS = {
 class Token:
     """A shared secret: programs send it as a bearer token, people log in with it.
 
+    A secret that `load` has read from a file changes with the file.
+
     Args:
         secret: at least LEAST_TOKEN printable ASCII characters without blanks.
 
@@ -68,9 +74,28 @@ class Token:
                 f"{LEAST_TOKEN}, all printable ASCII without spaces; make one with: "
                 "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
             )
-        self.secret, self._clock = secret, clock
-        # A browser sends the cookies of a host to all its ports, so each token needs another name.
-        self.cookie = f"{COOKIE}-{self._mark('name')[:8]}"
+        self._secret, self._clock = secret, clock
+        self._file: Path | None = None
+        self._facts = (0, 0, 0)
+
+    @property
+    def secret(self) -> str:
+        """The secret; if it comes from a file, the newest one there that is valid."""
+        if self._file is not None:
+            try:
+                if (facts := _facts(self._file)) != self._facts:
+                    self._secret, self._facts = Token.load(self._file)._secret, facts
+            except (OSError, ValueError) as error:
+                _limited_log.warning("token", f"{error}; the token before it stays in force")
+        return self._secret
+
+    @property
+    def cookie(self) -> str:
+        """The name of a session's cookie.
+
+        A browser sends the cookies of a host to all its ports, so each token needs another name.
+        """
+        return f"{COOKIE}-{self._mark('name')[:8]}"
 
     @classmethod
     def load(cls, path: Path) -> Token:
@@ -80,7 +105,7 @@ class Token:
             f"python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path})"
         )
         with named("http.token_file", path, remedy):
-            mode = path.stat().st_mode
+            facts, mode = _facts(path), path.stat().st_mode
             content = read_bytes(path, MOST_BYTES, links=True)
             if not content.isascii():
                 raise ValueError(f"{path}: the file is not ASCII text")
@@ -94,6 +119,7 @@ class Token:
                 f"http.token_file {path}: other users may read the file (mode "
                 f"{mode & 0o777:04o}); {private_remedy(path)}"
             )
+        token._file, token._facts = path, facts
         return token
 
     def admits(self, headers: Headers, cookies: Mapping[str, str]) -> bool:
@@ -122,6 +148,12 @@ class Token:
         return hmac.new(
             self.secret.encode(), b"session until " + until.encode(), sha256
         ).hexdigest()
+
+
+def _facts(path: Path) -> tuple[int, int, int]:
+    """Return numbers that a change of the file changes. A file may be replaced, or a link to it."""
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 class Guard:

@@ -179,6 +179,32 @@ def test_a_token_file(tmp_path: Path) -> None:
     assert Token.load(path).secret == SECRET
 
 
+def test_a_token_that_is_changed_in_its_file_holds_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, renewed = tmp_path / "token", "another-secret-0123"
+
+    def write(secret: str) -> None:
+        (tmp_path / "new").write_text(secret)
+        (tmp_path / "new").chmod(0o600)
+        (tmp_path / "new").replace(path)
+
+    write(SECRET)
+    with serving(None, sources=Sources(token=Token.load(path))) as (server, _):
+
+        def status(secret: str) -> int:
+            with client(server, authorization=f"Bearer {secret}") as one:
+                return one.get("/api/learner/state").status_code
+
+        assert (status(SECRET), status(renewed)) == (200, 401)
+        write(renewed)
+        assert (status(SECRET), status(renewed)) == (401, 200)
+        write("short")
+        assert (status("short"), status(renewed)) == (401, 200)
+    assert "must have at least 16" in caplog.text
+    assert "the token before it stays in force" in caplog.text
+
+
 @pytest.mark.parametrize(("proxy", "secure"), [("127.0.0.1", True), ("192.0.2.1", False)])
 def test_a_proxy_at_a_named_address_says_that_the_browser_uses_https(
     proxy: str, secure: bool, monkeypatch: pytest.MonkeyPatch
