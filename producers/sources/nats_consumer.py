@@ -148,6 +148,12 @@ class DurableConsumer:
                 "explicit acknowledgement; name a consumer that does not exist, and this source "
                 "creates it"
             )
+        if config.headers_only:
+            raise SourceError(
+                f"source {self._name!r}: consumer {durable!r} delivers no images (headers_only), "
+                "and this source would terminate all messages; name a consumer that does not "
+                "exist, and this source creates it"
+            )
         if (config.max_deliver or -1) > 0:
             raise SourceError(
                 f"source {self._name!r}: consumer {durable!r} gives a message up after "

@@ -239,6 +239,7 @@ def test_a_consumer_that_would_lose_messages_is_refused(tmp_path):
         for settings, why in (
             ({"ack_policy": "none"}, "explicit acknowledgement"),
             ({"ack_policy": "explicit", "max_deliver": 3}, "up after 3 deliveries"),
+            ({"ack_policy": "explicit", "headers_only": True}, "delivers no images"),
         ):
             made = ConsumerConfig(durable_name="ssl", **settings)
             running.ask(lambda js, made=made: js.add_consumer("FRAMES", made))
