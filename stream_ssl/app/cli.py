@@ -125,6 +125,13 @@ def _run(name: str, arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 1
+    except RuntimeError as error:  # such as that of the thread that handles signals
+        from stream_ssl.process.failures import NO_THREAD, THREAD_LIMITS
+
+        if NO_THREAD not in str(error):
+            raise
+        print(f"stream-ssl {name}: {error}: raise {THREAD_LIMITS}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"stream-ssl {name}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -355,6 +355,18 @@ def test_a_lack_of_threads_names_the_limits(caplog: pytest.LogCaptureFixture) ->
     assert not line.exc_info
 
 
+def test_a_lack_of_threads_for_the_first_one_names_the_limits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(_: list[str]) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(receiver, "main", refused)
+    assert cli._run("receiver", ["laptop.yaml"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("stream-ssl receiver: can't start new thread: raise the limit of")
+
+
 def test_a_command_without_an_output_ends_without_a_traceback() -> None:
     """As `stream-ssl init >&-` does."""
     command = f"{shlex.quote(sys.executable)} -m stream_ssl init laptop >&-"
