@@ -264,6 +264,7 @@ def silence(
     - absent: it never started in this folder.
     - hung: the reason why it counts as hung.
     - silent: why it answers and gives no figures.
+    - busy: whether the reason is that it is too slow.
     - unknown: why endpoints.json cannot be used, so that its address is unknown.
     """
     broken = broken_file(run)
@@ -288,8 +289,8 @@ def silence(
             found[name] = last.state()
         elif entry is None:
             found[name] = {"error": f"no {name} has started in this run folder", "absent": True}
-        elif own is not None and (why := _without_figures(name, entry["http"], endpoints)):
-            found[name] = {"error": why, "silent": why}
+        elif own is not None and responds(entry["http"]):
+            found[name] = _without_figures(name, entry["http"], endpoints)
         elif own is not None:
             why = hangs(name, own, entry["http"])
             found[name] = {"error": why, "hung": f"{why}. {hung_remedy(why)}"}
@@ -298,15 +299,21 @@ def silence(
     return dict(found)
 
 
-def _without_figures(name: str, address: str, endpoints: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return why a process that answers gives no figures; "" if it does not answer at all."""
-    if not responds(address):
-        return ""
+def _without_figures(
+    name: str, address: str, endpoints: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the state of a process that answers and gives no figures."""
     with suppress(OSError, HTTPException, ValueError):
         headers = bearer(token_of(endpoints))
         if ask(address, "/metrics", HEALTH_SECONDS, headers)[0] == HTTPStatus.UNAUTHORIZED:
-            return other_token(name)
-    return f"the {name} answers, but is too busy to give its figures in time"
+            return {"error": other_token(name), "silent": other_token(name)}
+    return busy(name)
+
+
+def busy(name: str) -> dict[str, Any]:
+    """Return the state of a process that answers too slowly."""
+    why = f"the {name} answers, but is too busy to give its figures in time"
+    return {"error": why, "silent": why, "busy": True}
 
 
 def broken_file(run: Path) -> str | None:

@@ -29,6 +29,8 @@ ALONE = {
     "receiver": "A learner alone trains on the journal. To receive, run stream-ssl receiver CONFIG",
 }
 """The advice about a process that never started in the run folder while others run."""
+BUSY = "Ask again in a minute. If this stays, run less beside it on its machine."
+"""The remedy for a process that answers too slowly."""
 STOPPED = "If you stopped the run, continue it with stream-ssl run CONFIG. Otherwise: "
 """The beginning of the remedy if no process of the run answers."""
 ORDER = {condition.name: number for number, condition in enumerate(TABLE)}
@@ -48,7 +50,8 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
             found.append({**one, "says": f"{which}{one['says']}"})
     names = {one["name"] for one in found}
     # If no process answers, perhaps the user stopped the run, and only has to continue it.
-    all_gone = all("error" in state and not state.get("hung") for state in states.values())
+    alive = [state for state in states.values() if state.get("hung") or state.get("busy")]
+    all_gone = not alive and all("error" in state for state in states.values())
     for name, state in states.items():
         error = state.get("error", state.get("before"))
         reported = state.get("hung") and "process-hung" in names  # by the other process
@@ -80,6 +83,8 @@ def _problem_of(name: str, state: State, error: str, all_gone: bool) -> dict[str
     remedy = (STOPPED if all_gone else "") + DOWN.replace("the process", f"the {name}", 1)
     if state.get("absent") and not all_gone:
         severity, remedy = "warning", ALONE[role_of(name)]
+    elif state.get("busy"):
+        severity, remedy = "warning", BUSY
     elif "before" in state:
         fault, severity, remedy = "restarting", "warning", CONDITIONS["restarting"].remedy
     elif ended is not None and ended["end"] == "stopped":

@@ -532,6 +532,25 @@ def test_a_process_that_answers_slowly_does_not_hang(
     said = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert "receiver answers, but is too busy to give its figures in time" in said
     assert "kill" not in said
+    assert "Then start the process again" not in said
+
+
+def test_a_process_that_gives_metrics_and_no_state_is_busy_and_not_down(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "ask_state", lambda *_: None)
+    registry = ReceiverMetrics(CollectorRegistry()).registry
+    with (
+        Server(registry, Health(), "receiver") as server,
+        endpoints.hold_role(tmp_path, "receiver"),
+    ):
+        endpoints.publish(tmp_path, "receiver", http=server.address)
+        status.main([str(tmp_path), "--seconds", "0.01"])
+    said = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert f"receiver up {server.address}" in said
+    assert "receiver answers, but is too busy to give its figures in time" in said
+    assert "the receiver does not answer" not in said
+    assert "start the process again" not in said
 
 
 @pytest.mark.parametrize("option", [["--seconds", "2.0"], ["--health", "learner"]])
