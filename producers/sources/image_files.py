@@ -30,6 +30,9 @@ MAGIC = {
     b"\xff\x0a": "JPEG XL",
     b"P5": "PGM",
     b"P6": "PPM",
+    b"%PDF": "PDF",
+    b"\0\0\1\0": "ICO",
+    b"8BPS": "PSD",
 }
 LFS = b"version https://git-lfs.github.com/"
 POINTER = "a pointer of Git LFS and not the file itself: run `git lfs pull` where it was cloned"
@@ -63,6 +66,8 @@ def no_image(data: bytes) -> str:
     kind = next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), None)
     if data[4:8] == b"ftyp" and data[8:12] in HEIF:
         kind = "AVIF or HEIF"
+    if re.match(rb"\s*<(\?xml|!--|!DOCTYPE svg|svg)", data[:PROBE]) and b"<svg" in data[:PROBE]:
+        kind = "SVG"
     begins = f"{kind}; convert it" if kind else data[:8].hex(" ")
     return f"neither JPEG, PNG nor WebP by its first bytes: {begins}"
 

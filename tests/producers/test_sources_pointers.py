@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from lerobot_files import write_lerobot
+from table import table
 
 from stream_ssl.producers.sources import (
     Crawl,
@@ -55,6 +56,26 @@ def test_a_heif_photo_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     with pytest.raises(ValueError, match="not one sample"):
         list(ImageFolder(tmp_path).samples())
     assert "AVIF or HEIF; convert it" in caplog.text
+
+
+@table(
+    "kind, data",
+    [
+        ("SVG", b"<svg xmlns='http://www.w3.org/2000/svg'/>"),
+        ("SVG", b"<?xml version='1.0'?>\n<svg xmlns='http://www.w3.org/2000/svg'/>"),
+        ("SVG", b"<!DOCTYPE svg PUBLIC '-//W3C//DTD SVG 1.1//EN' ''>\n<svg/>"),
+        ("PDF", b"%PDF-1.4"),
+        ("ICO", b"\0\0\1\0\7\0"),
+        ("PSD", b"8BPS\0\1"),
+    ],
+)
+def test_a_drawing_that_was_renamed_jpg_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, data: bytes
+) -> None:
+    (tmp_path / "a.jpg").write_bytes(data)
+    with pytest.raises(ValueError, match="not one sample"):
+        list(ImageFolder(tmp_path).samples())
+    assert f"first bytes: {kind}; convert it" in caplog.text
 
 
 @pytest.mark.parametrize("page", [b"<!DOCTYPE html><html>", b"\n <HTML lang=en>"])
