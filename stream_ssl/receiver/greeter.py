@@ -72,7 +72,8 @@ class Greeter:
         other = self._sessions.by_producer(name)
         if other is not None and other.route != route and self._loses_to(other, hello, now):
             ago = now - (other.record.connected or now)
-            raise WireError("superseded", f"it connected {ago:,.0f} s ago ({other.record.agent})")
+            detail = f"the other {name!r} connected {ago:,.0f} s ago ({other.record.agent})"
+            raise WireError("superseded", detail)
         if not self._journal.state(name).sequence:
             self._check_names(user, name)
         # Epoch 0 asks whether the name is free; HELLO with the real epoch follows.

@@ -220,7 +220,7 @@ def test_a_newer_incarnation_takes_over(running):
         old.say(Hello("robot", 1, 2))
         nack = old.hear(Nack)
         assert (nack.reason, nack.sequence, nack.permanent) == ("superseded", 0, True)
-        assert re.fullmatch(r"it connected \d+ s ago \(.*\)", nack.detail)
+        assert re.fullmatch(r"the other 'robot' connected \d+ s ago \(.*\)", nack.detail)
         new.say(packet(2))
         new.acked(2)
         until(lambda: running.last.producers == 1)  # the old session has ended
