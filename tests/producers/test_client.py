@@ -16,7 +16,7 @@ from stream_ssl.wire import CODECS, Ack, Bye, Data, Hello
 from stream_ssl.wire.messages import MAX_HEADER_BYTES
 
 
-def test_connect_returns_welcome_and_says_who_it_is(peer: Peer) -> None:
+def test_connect_returns_the_stored_position_and_hello_names_the_producer(peer: Peer) -> None:
     with Producer(peer.address, name="camera-1") as producer:
         with background(producer.connect) as connected:
             hello = peer.welcome(resume=7, position={"file": 3})
@@ -39,7 +39,7 @@ def test_hello_is_repeated_until_welcome_comes(peer: Peer) -> None:
         producer.connect()
 
 
-def test_sequences_go_on_after_what_is_durable(peer: Peer) -> None:
+def test_sequences_continue_after_the_last_durable_packet(peer: Peer) -> None:
     with peer.serving(resume=41) as journal, Producer(peer.address, name="a") as producer:
         producer.send(image(5), id="x", label=3, position=[2, 9])
         producer.flush()
@@ -63,7 +63,7 @@ def test_samples_arrive_once_in_order_in_full_packets(peer: Peer) -> None:
     assert stats.resent.samples == stats.buffered.samples == stats.buffered.bytes == 0
 
 
-def test_a_position_once_given_is_not_taken_back(peer: Peer) -> None:
+def test_a_packet_without_a_position_repeats_the_last_position(peer: Peer) -> None:
     with peer.serving() as journal, Producer(peer.address, "a", packet_samples=1) as producer:
         producer.send(image(), position=8)
         producer.send(image())
@@ -71,7 +71,7 @@ def test_a_position_once_given_is_not_taken_back(peer: Peer) -> None:
     assert [data.position for data in journal] == [8, 8]
 
 
-def test_packets_keep_to_their_bytes_and_to_one_source(peer: Peer) -> None:
+def test_each_packet_keeps_to_its_byte_limit_and_holds_one_source(peer: Peer) -> None:
     limit = 4096
     with (
         peer.serving() as journal,
@@ -108,7 +108,7 @@ def test_linger_zero_sends_each_sample_at_once(peer: Peer) -> None:
         peer.say(Ack(2, 1 << 20))
 
 
-def test_encoded_bytes_and_ids_of_its_own(peer: Peer) -> None:
+def test_encoded_bytes_get_ids_of_their_own_and_unknown_bytes_are_refused(peer: Peer) -> None:
     with peer.serving() as journal, Producer(peer.address, name="a") as producer:
         producer.send(b"\xff\xd8 not looked at here", codec="jpeg", time=5.0)
         producer.send(memoryview(b"RIFF"), codec="webp", meta={"gain": 1.5})
@@ -157,7 +157,7 @@ def test_the_facts_of_a_sample_may_be_changed_after_send(peer: Peer) -> None:
         ]
 
 
-def test_close_flushes_and_says_bye(peer: Peer) -> None:
+def test_close_flushes_the_buffer_and_refuses_further_samples(peer: Peer) -> None:
     producer = Producer(peer.address, name="a", linger=60)
     with peer.serving() as journal:
         producer.send(image(), id="x")
@@ -177,7 +177,7 @@ def test_bye_says_whether_the_source_has_ended(peer: Peer, ended: bool, reason: 
     assert peer.expect(Bye).reason == reason
 
 
-def test_a_full_buffer_blocks_until_something_is_acknowledged(peer: Peer) -> None:
+def test_send_blocks_on_a_full_buffer_until_the_receiver_acknowledges_a_packet(peer: Peer) -> None:
     with Producer(peer.address, name="a", packet_samples=1, buffer_bytes=1000) as producer:
         peer.welcome()
         producer.send(image(side=28), id="1")
@@ -204,7 +204,7 @@ def test_a_sample_larger_than_the_limits_is_refused(peer: Peer) -> None:
         peer.say(Ack(1, 1000))
 
 
-def test_packets_made_before_welcome_are_cut_to_its_limits(peer: Peer) -> None:
+def test_the_producer_cuts_waiting_packets_to_the_limits_of_welcome(peer: Peer) -> None:
     rejected = []
     with Producer(peer.address, name="a", on_rejected=rejected.append) as producer:
         for number in range(64):
@@ -219,8 +219,8 @@ def test_packets_made_before_welcome_are_cut_to_its_limits(peer: Peer) -> None:
     assert [(r.reason, r.ids) for r in rejected] == [("oversize", ("40",))]
 
 
-def test_packets_of_long_descriptions_keep_to_a_headers_limit(peer: Peer) -> None:
-    """Small images with much said of each: the header is full before the packet is."""
+def test_packets_with_long_descriptions_keep_to_the_limit_of_headers(peer: Peer) -> None:
+    """Each small image has a long description, so the header is full before the packet."""
     note = {f"key-{n}": "x" * 90 for n in range(38)}
     with Producer(
         peer.address, name="a", packet_bytes=1 << 24, packet_samples=1024, linger=5.0
@@ -247,7 +247,7 @@ def test_packets_with_large_positions_keep_to_the_limits(peer: Peer) -> None:
     assert arrived(journal) == [str(n) for n in range(60)]
 
 
-def test_a_codec_that_the_receiver_does_not_take_is_refused(peer: Peer) -> None:
+def test_send_refuses_a_codec_that_the_receiver_does_not_accept(peer: Peer) -> None:
     with peer.serving(codecs=("raw", "jpeg")), Producer(peer.address, name="a") as producer:
         producer.connect()
         with pytest.raises(ValueError, match="'webp': the receiver takes raw, jpeg"):
@@ -255,7 +255,7 @@ def test_a_codec_that_the_receiver_does_not_take_is_refused(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("timeout", [1e10, float("inf"), None])
-def test_a_wait_may_be_as_long_as_one_likes(peer: Peer, timeout: float | None) -> None:
+def test_every_wait_accepts_huge_and_infinite_timeouts(peer: Peer, timeout: float | None) -> None:
     producer = Producer(peer.address, name="a", buffer_bytes=150)
     with peer.serving():
         producer.connect(float("inf") if timeout is None else timeout)
@@ -265,12 +265,12 @@ def test_a_wait_may_be_as_long_as_one_likes(peer: Peer, timeout: float | None) -
         producer.close(timeout)
 
 
-def test_an_interrupt_of_send_loses_no_sample_and_holds_up_no_flush(peer: Peer) -> None:
+def test_an_interrupted_send_loses_no_other_sample_and_blocks_no_flush(peer: Peer) -> None:
     """Python looks for Ctrl-C at the beginning and after the end of each function."""
     sent = 0
 
     def send(place: int) -> bool:
-        """Send a sample with an interrupt at a place. Return whether send() has so many places."""
+        """Send a sample with an interrupt at a place. Return whether send() has this place."""
         pixels, left = image(), place
 
         def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -311,7 +311,7 @@ def test_an_interrupt_of_send_loses_no_sample_and_holds_up_no_flush(peer: Peer) 
     assert [name for name in names if "whole" in name] == [f"whole {n}" for n in range(sent)]
 
 
-def test_many_threads_may_send(peer: Peer) -> None:
+def test_samples_of_many_threads_arrive_once_and_in_the_order_of_each_thread(peer: Peer) -> None:
     with peer.serving() as journal, Producer(peer.address, name="a") as producer:
 
         def work(worker: int) -> None:

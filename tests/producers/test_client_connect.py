@@ -1,4 +1,4 @@
-"""Why a producer cannot connect: each cause by its own words. And keys."""
+"""The errors of a producer that cannot connect: each cause has its own words. Also keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def guarded() -> Iterator[Peer]:
 
 
 def reason(expected: str, address: str, **keys: object) -> str:
-    """What a producer says that cannot connect; a busy machine is given time to find out why."""
+    """Return the error of a producer that cannot connect. A busy machine gets more time."""
     text = ""
     for timeout in (1.0, 3.0, 9.0):
         with (
@@ -48,7 +48,7 @@ def reason(expected: str, address: str, **keys: object) -> str:
     raise AssertionError(f"{expected!r} is not in {text!r}")
 
 
-def test_a_known_key_is_let_in(guarded: Peer) -> None:
+def test_a_producer_with_a_known_key_connects(guarded: Peer) -> None:
     with Producer(guarded.address, "camera", keys=CAMERA, server_key=SERVER.public) as producer:
         guarded.welcome()
         producer.connect()
@@ -57,7 +57,7 @@ def test_a_known_key_is_let_in(guarded: Peer) -> None:
         guarded.say(Ack(1, 1 << 20))
 
 
-def test_keys_may_be_files(guarded: Peer, tmp_path: Path) -> None:
+def test_a_producer_accepts_keys_from_files(guarded: Peer, tmp_path: Path) -> None:
     _, secret = CAMERA.save(tmp_path)
     public, _ = SERVER.save(tmp_path)
     with Producer(guarded.address, "camera", keys=secret, server_key=str(public)) as producer:
@@ -65,43 +65,43 @@ def test_keys_may_be_files(guarded: Peer, tmp_path: Path) -> None:
         producer.connect()
 
 
-def test_a_wrong_server_key_is_named(guarded: Peer) -> None:
+def test_the_connect_error_names_a_wrong_server_key(guarded: Peer) -> None:
     reason("server key is wrong", guarded.address, keys=CAMERA, server_key=STRANGER.public)
 
 
-def test_a_key_that_is_not_on_the_allow_list_is_named(guarded: Peer) -> None:
+def test_the_connect_error_names_a_key_that_is_not_on_the_allow_list(guarded: Peer) -> None:
     told = "not on the receiver's allow-list"
     text = reason(told, guarded.address, keys=STRANGER, server_key=SERVER.public)
     assert f"{guarded.address} refuses the key 'stranger' (public {STRANGER.public})" in text
 
 
-def test_plain_text_to_a_receiver_with_keys_is_named(guarded: Peer) -> None:
+def test_the_connect_error_says_that_the_receiver_requires_keys(guarded: Peer) -> None:
     reason("requires keys", guarded.address)
 
 
-def test_keys_to_a_receiver_in_plain_text_are_named() -> None:
+def test_the_connect_error_says_that_the_receiver_speaks_plain_text() -> None:
     with Peer() as peer:
         reason("in plain text", peer.address, keys=CAMERA, server_key=SERVER.public)
 
 
-def test_greenlets_in_place_of_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_refuses_greenlets_in_place_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)  # as gevent's monkey does
     with pytest.raises(ProducerError, match=r"greenlets.*patch_all\(thread=False\)"):
         Producer("tcp://127.0.0.1:1", name="a")
 
 
-def test_an_address_without_a_listener_is_named() -> None:
+def test_the_connect_error_names_an_address_without_a_listener() -> None:
     with Peer() as peer:
         address = peer.address
     reason(f"nobody listens at {address}", address)
 
 
-def test_a_receiver_that_sends_nothing_is_named() -> None:
+def test_the_connect_error_says_that_a_receiver_sent_no_welcome() -> None:
     with Peer() as peer:
         reason("not said WELCOME", peer.address)
 
 
-def test_a_port_that_never_answers_is_named() -> None:
+def test_the_connect_error_says_that_a_port_never_answered() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         reason("still connecting", address)
@@ -129,13 +129,13 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
             thread.join()
 
 
-def test_a_peer_without_zeromq_is_named() -> None:
+def test_the_connect_error_quotes_the_answer_of_a_server_without_zeromq() -> None:
     with answering(lambda peer: peer.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")) as address:
         reason("answers b'SSH-2.0-OpenSSH_9.9", address)
 
 
-def test_a_receiver_that_ends_during_the_handshake() -> None:
-    """It cannot be told from one whose key is another: both close the connection."""
+def test_the_connect_error_names_both_causes_of_a_broken_handshake() -> None:
+    """The producer cannot distinguish this end from a wrong key: both close the connection."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
     def end(peer: socket.socket) -> None:
@@ -149,7 +149,7 @@ def test_a_receiver_that_ends_during_the_handshake() -> None:
     assert "server key is wrong" in text
 
 
-def test_a_web_server_is_no_receiver() -> None:
+def test_the_diagnosis_of_a_web_server_asks_for_the_data_address() -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_error(404)
@@ -167,14 +167,14 @@ def test_a_web_server_is_no_receiver() -> None:
     assert "give the data address" in said
 
 
-def test_a_receiver_and_nobody_have_no_diagnosis() -> None:
+def test_a_receiver_and_an_unused_port_get_no_diagnosis() -> None:
     with Peer() as peer:
         assert diagnose(peer.address) == (None, False)
     assert diagnose(peer.address) == (None, False)
     assert diagnose("ipc:///tmp/x") == (None, False)
 
 
-def test_a_host_name_may_have_an_ipv6_address_only() -> None:
+def test_a_producer_connects_to_a_host_with_only_an_ipv6_address() -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -189,7 +189,9 @@ def test_a_host_name_may_have_an_ipv6_address_only() -> None:
         producer.connect()
 
 
-def test_a_host_that_cannot_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_connect_error_names_a_host_that_cannot_be_resolved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(host: str, *_: object, **__: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -221,12 +223,12 @@ def test_plain_text_beyond_loopback_is_refused() -> None:
         ({"address": "tcp://127.0.0.1:0"}, "port 1 to 65535"),
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, object], match: str) -> None:
+def test_a_producer_refuses_invalid_arguments(arguments: dict[str, object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         Producer(**{"address": "tcp://127.0.0.1:5557", "name": "a", **arguments})  # type: ignore[arg-type]
 
 
-def test_close_without_a_receiver_is_quick_and_loses_nothing_silently() -> None:
+def test_close_without_a_receiver_reports_the_unacknowledged_samples() -> None:
     producer = Producer("tcp://127.0.0.1:1", name="a")
     producer.send(image())
     with pytest.raises(Exception, match="1 of 1 samples are not acknowledged"):
@@ -235,7 +237,7 @@ def test_close_without_a_receiver_is_quick_and_loses_nothing_silently() -> None:
         producer.send(image())
 
 
-def test_the_error_that_ends_a_block_is_not_hidden() -> None:
+def test_the_error_that_ends_a_with_block_is_raised_with_a_note_of_lost_samples() -> None:
     def fail() -> None:
         with Producer("tcp://127.0.0.1:1", name="a") as producer:
             producer.send(image())
@@ -323,7 +325,7 @@ def test_close_wakes_a_blocked_send() -> None:
             sent()
 
 
-def test_descriptors_are_given_back() -> None:
+def test_producers_close_their_file_descriptors() -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 

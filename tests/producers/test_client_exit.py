@@ -79,7 +79,7 @@ def test_a_process_of_multiprocessing_without_close_loses_nothing(
     assert arrived(journal) == [str(n) for n in range(200)]
 
 
-def test_without_a_receiver_it_ends_in_time_and_says_how_many_are_lost() -> None:
+def test_a_script_without_a_receiver_ends_in_time_and_counts_the_lost_samples() -> None:
     began = time.monotonic()
     done = script("tcp://127.0.0.1:1", 0.3)
     assert time.monotonic() - began < 20
@@ -97,7 +97,7 @@ def test_several_producers_share_one_deadline() -> None:
     assert done.stderr.count("closed with 1 samples unacknowledged") == 8
 
 
-def test_a_producer_that_is_forgotten_warns_and_still_sends() -> None:
+def test_a_forgotten_producer_warns_and_still_sends_its_samples() -> None:
     with Peer() as peer, peer.serving() as journal:
         producer = Producer(peer.address, name="robot-7")
         io = producer._io
@@ -109,7 +109,7 @@ def test_a_producer_that_is_forgotten_warns_and_still_sends() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_forgotten_producer_ends_also_if_its_warning_is_an_error() -> None:
+def test_a_forgotten_producer_sends_and_ends_although_its_warning_is_an_error() -> None:
     with Peer() as peer, peer.serving() as journal, warnings.catch_warnings():
         warnings.simplefilter("error")
         producer = Producer(peer.address, name="robot-7")
@@ -130,7 +130,7 @@ def test_a_closed_producer_does_not_warn() -> None:
     gc.collect()
 
 
-def test_samples_that_close_leaves_are_counted() -> None:
+def test_stats_count_the_samples_that_close_gives_up() -> None:
     producer = Producer("tcp://127.0.0.1:1", name="a", packet_samples=2)
     for _ in range(5):
         producer.send(image())
@@ -141,7 +141,7 @@ def test_samples_that_close_leaves_are_counted() -> None:
 
 
 def test_a_producer_runs_on_a_system_without_forks() -> None:
-    """As on Windows, whose Python lacks these functions and modules."""
+    """Python on Windows lacks these functions and modules."""
     program = """
 import sys, os, signal
 for name in ("fcntl", "termios", "pwd", "grp", "resource", "tty"):

@@ -1,4 +1,4 @@
-"""A buffer that is full, by each `on_full`; and what becomes of each sample."""
+"""A full buffer under each `on_full`, and the outcome of each sample."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stream_ssl.wire import Ack, Data, Nack
 from stream_ssl.wire.messages import Frames
 
 
-def test_drop_oldest_keeps_the_newest(peer: Peer) -> None:
+def test_drop_oldest_keeps_the_newest_samples(peer: Peer) -> None:
     told: list[Delivery] = []
     peer.drop()
     with Producer(peer.address, "a", buffer_bytes=8000, on_full="drop_oldest") as producer:
@@ -37,7 +37,7 @@ def test_drop_oldest_keeps_the_newest(peer: Peer) -> None:
         assert stats.accepted.samples == 50
         assert stats.dropped.samples == dropped == 50 - stats.buffered.samples > 30
         assert stats.buffered.bytes <= 8000
-        assert stats.buffered.samples >= 10  # of 15 that fit: little goes at a time
+        assert stats.buffered.samples >= 10  # of 15 that fit: few are dropped at a time
         peer.open()
         with peer.serving() as journal:
             producer.flush()
@@ -47,7 +47,7 @@ def test_drop_oldest_keeps_the_newest(peer: Peer) -> None:
     assert [it.id for it in told if it.outcome == "acknowledged"] == arrived(journal)
 
 
-def test_drop_oldest_never_drops_what_was_sent(peer: Peer) -> None:
+def test_drop_oldest_never_drops_a_sent_sample(peer: Peer) -> None:
     with Producer(
         peer.address, "a", packet_samples=1, buffer_bytes=2000, on_full="drop_oldest"
     ) as producer:
@@ -67,7 +67,7 @@ def test_drop_oldest_never_drops_what_was_sent(peer: Peer) -> None:
     assert stats.dropped.samples == stats.dropped_by_reason["oldest"].samples == 26
 
 
-def test_a_flush_waits_for_what_is_left_of_its_samples_not_for_newer_ones(peer: Peer) -> None:
+def test_a_flush_waits_for_its_own_samples_and_not_for_newer_ones(peer: Peer) -> None:
     with Producer(
         peer.address, "a", packet_samples=1, buffer_bytes=3000, on_full="drop_oldest"
     ) as producer:
@@ -79,7 +79,7 @@ def test_a_flush_waits_for_what_is_left_of_its_samples_not_for_newer_ones(peer: 
             until(lambda: producer._protocol.outbox.flush_to == 1)
             for number in range(20):
                 producer.send(image(side=20), id=str(number))
-            # newer ones were dropped; "sent" is not done
+            # newer samples were dropped; "sent" is not done
             assert producer._protocol.outbox.done == 0
             peer.say(Ack(1, 1 << 24))
             flushed()
@@ -88,7 +88,9 @@ def test_a_flush_waits_for_what_is_left_of_its_samples_not_for_newer_ones(peer: 
             producer.flush()
 
 
-def test_what_is_on_its_way_out_is_not_dropped(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drop_oldest_keeps_a_packet_that_is_being_sent(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[Delivery] = []
     leaving, dropped = threading.Event(), threading.Event()
     send = Connection.send
@@ -121,7 +123,7 @@ def test_what_is_on_its_way_out_is_not_dropped(peer: Peer, monkeypatch: pytest.M
     assert len(acknowledged) < 10
 
 
-def test_raise_says_why(peer: Peer) -> None:
+def test_on_full_raise_raises_an_error_about_the_full_buffer(peer: Peer) -> None:
     with Producer(peer.address, "a", buffer_bytes=1000, on_full="raise") as producer:
         peer.welcome(credit=0)
         producer.connect()
@@ -134,7 +136,7 @@ def test_raise_says_why(peer: Peer) -> None:
             producer.flush()
 
 
-def test_the_newest_is_dropped_and_counted(peer: Peer) -> None:
+def test_drop_newest_drops_and_counts_the_newest_samples(peer: Peer) -> None:
     peer.drop()
     with Producer(peer.address, "a", buffer_bytes=1000, on_full="drop_newest") as producer:
         assert [producer.send(image(side=28)) for _ in range(3)] == [True, False, False]
@@ -149,7 +151,7 @@ def test_the_newest_is_dropped_and_counted(peer: Peer) -> None:
     assert len(arrived(journal)) == 1
 
 
-def test_each_sample_is_told_what_became_of_it(peer: Peer) -> None:
+def test_callbacks_and_futures_report_the_outcome_of_each_sample(peer: Peer) -> None:
     told: list[Delivery] = []
     with Producer(peer.address, "a", packet_samples=2) as producer:
         peer.welcome()
@@ -173,13 +175,13 @@ def test_each_sample_is_told_what_became_of_it(peer: Peer) -> None:
     assert told[2].detail == "malformed: no such shape"
 
 
-def test_a_delivery_error_reaches_another_process() -> None:
+def test_a_copied_delivery_error_keeps_its_text_and_its_delivery() -> None:
     error = DeliveryError("sample 'x' was dropped", Delivery("x", "dropped", "why"))
     came = copy.copy(error)  # by the same method as pickle, with which a pool passes errors on
     assert (type(came), str(came), came.delivery) == (DeliveryError, str(error), error.delivery)
 
 
-def test_close_tells_those_that_are_lost() -> None:
+def test_close_fails_the_futures_of_lost_samples() -> None:
     producer = Producer("tcp://127.0.0.1:1", "a")
     future = producer.submit(image(), id="x")
     with pytest.raises(DeadlineError):
@@ -189,7 +191,7 @@ def test_close_tells_those_that_are_lost() -> None:
     assert caught.value.delivery.id == "x"
 
 
-def test_a_callback_that_fails_and_a_future_that_was_cancelled_stop_nothing(
+def test_a_failing_callback_and_a_cancelled_future_stop_no_sample(
     peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: Delivery) -> None:
@@ -204,7 +206,7 @@ def test_a_callback_that_fails_and_a_future_that_was_cancelled_stop_nothing(
     assert "a callback failed" in caplog.text
 
 
-def test_a_callback_that_exits_does_not_end_the_producers_thread(
+def test_sys_exit_in_a_callback_does_not_end_the_producers_thread(
     peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def leave(_: object) -> None:
@@ -244,7 +246,7 @@ def test_a_callback_cannot_close_its_producer(peer: Peer, caplog: pytest.LogCapt
     assert "ProducerError: a callback would wait for itself" in caplog.text
 
 
-def test_asyncio_awaits_room_and_then_delivery(peer: Peer) -> None:
+def test_send_async_awaits_room_and_its_future_awaits_delivery(peer: Peer) -> None:
     async def work(producer: Producer) -> list[Delivery]:
         ticks = 0
 
@@ -270,7 +272,7 @@ def test_asyncio_awaits_room_and_then_delivery(peer: Peer) -> None:
     assert deliveries == [Delivery(str(n), "acknowledged") for n in range(40)]
 
 
-def test_asyncio_gives_up_in_time_and_can_be_cancelled() -> None:
+def test_send_async_times_out_and_can_be_cancelled() -> None:
     async def work(producer: Producer) -> None:
         why = r"full after 0\.2 s: .*(nobody listens|still connecting)"
         with pytest.raises(DeadlineError, match=why):

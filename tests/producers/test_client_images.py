@@ -37,7 +37,7 @@ def producer() -> Iterator[Producer]:
 
 @table("codec", ["jpeg", "png", "webp"])
 @table("kind", ["bytes", "bytearray", "memoryview", "Path", "str"])
-def test_encoded_images_of_any_kind_are_known_by_their_bytes(
+def test_the_bytes_of_an_encoded_image_determine_its_codec(
     codec: str, kind: str, tmp_path: Path
 ) -> None:
     data = encoded(codec)
@@ -69,7 +69,7 @@ def test_encoded_images_of_any_kind_are_known_by_their_bytes(
         (Image.fromarray(PIXELS).convert("LA"), (4, 5, 4)),
     ],
 )
-def test_pixels_travel_as_they_are(given: Any, shape: tuple[int, ...]) -> None:
+def test_arrays_and_pil_images_become_raw_samples(given: Any, shape: tuple[int, ...]) -> None:
     sample = as_sample(given, "x")
     assert (sample.codec, sample.shape) == ("raw", shape)
     if isinstance(given, np.ndarray):
@@ -78,7 +78,7 @@ def test_pixels_travel_as_they_are(given: Any, shape: tuple[int, ...]) -> None:
         assert sample.data == np.asarray(given).tobytes()
 
 
-def test_a_file_of_another_format_is_not_taken_for_pixels(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.gif").write_bytes(b"GIF89a")
     with pytest.raises(ValueError, match=r"b'GIF89a'.*convert the picture to one of these$"):
         as_sample(tmp_path / "a.gif", "x")
@@ -92,13 +92,13 @@ def test_raw_bytes_need_their_shape() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 5, 1.5, [1, 2], {"a": 1}, (1,), object(), Path])
-def test_anything_else_is_no_image(given: Any, producer: Producer) -> None:
+def test_send_refuses_objects_that_are_no_image(given: Any, producer: Producer) -> None:
     with pytest.raises(TypeError, match=rf"a PIL image or a path, not {type(given).__name__}"):
         producer.send(given)
     assert producer.stats.accepted.samples == 0
 
 
-def test_a_path_that_is_no_image_is_named(producer: Producer, tmp_path: Path) -> None:
+def test_send_names_a_missing_file_and_a_folder(producer: Producer, tmp_path: Path) -> None:
     (tmp_path / "frames").mkdir()
     with pytest.raises(FileNotFoundError, match=r"missing\.png"):
         producer.send(tmp_path / "missing.png", codec="png")
@@ -134,7 +134,9 @@ def test_a_path_that_is_no_image_is_named(producer: Producer, tmp_path: Path) ->
         (PIXELS, {"time": True}, "time True is not a finite number"),
     ],
 )
-def test_what_breaks_a_rule_is_named(given: Any, fields: dict[str, Any], match: str) -> None:
+def test_the_error_names_the_rule_that_a_sample_breaks(
+    given: Any, fields: dict[str, Any], match: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(match)):
         as_sample(given, "x", **fields)
 
@@ -152,11 +154,11 @@ def test_what_breaks_a_rule_is_named(given: Any, fields: dict[str, Any], match: 
         (np.datetime64("2020", "Y"), 1577836800.0),
     ],
 )
-def test_times_of_capture(time: Any, seconds: float) -> None:
+def test_numbers_and_dates_become_seconds_since_the_epoch(time: Any, seconds: float) -> None:
     assert float(as_sample(PIXELS, "x", time=time).time) == seconds
 
 
-def test_numpy_scalars_and_dates_in_meta_are_made_plain() -> None:
+def test_numpy_scalars_and_dates_in_meta_become_plain_values() -> None:
     meta = {
         "gain": np.float32(1.5),
         "count": np.int64(3),
@@ -179,7 +181,9 @@ def test_numpy_scalars_and_dates_in_meta_are_made_plain() -> None:
     assert {type(value) for value in made.values()} == {float, int, bool, str}
 
 
-def test_all_of_it_arrives(producer: Producer, tmp_path: Path) -> None:
+def test_the_receiver_acknowledges_a_file_and_a_pil_image_with_fields(
+    producer: Producer, tmp_path: Path
+) -> None:
     path = tmp_path / "x.png"
     path.write_bytes(encoded("png"))
     producer.send(path, id="path", codec="png", label=np.int64(3), source="left", time=1.0)
@@ -188,7 +192,7 @@ def test_all_of_it_arrives(producer: Producer, tmp_path: Path) -> None:
     assert producer.stats.acked.samples == 2
 
 
-def test_an_error_speaks_the_users_language(producer: Producer) -> None:
+def test_an_error_names_the_users_call_and_argument(producer: Producer) -> None:
     with pytest.raises(TypeError) as caught:
         producer.send(image(), lable=3)  # type: ignore[call-arg]
     assert "Producer.send()" in str(caught.value)
@@ -209,19 +213,21 @@ def test_an_error_speaks_the_users_language(producer: Producer) -> None:
         (TypeError, "on_state is 3: pass a function of one argument", {"on_state": 3}),
     ],
 )
-def test_arguments_of_the_wrong_kind(error: type, match: str, given: dict[str, Any]) -> None:
+def test_a_producer_refuses_arguments_of_the_wrong_kind(
+    error: type, match: str, given: dict[str, Any]
+) -> None:
     with pytest.raises(error, match=match):
         Producer(**({"address": "tcp://127.0.0.1:5557", "name": "n"} | given))
 
 
-def test_a_file_that_is_no_picture_is_named(producer: Producer, tmp_path: Path) -> None:
+def test_send_names_a_file_that_is_no_picture(producer: Producer, tmp_path: Path) -> None:
     for content, why in ((b"<html>404</html>", "are no JPEG, PNG or WebP"), (b"", "is empty")):
         (tmp_path / "a.jpg").write_bytes(content)
         with pytest.raises(ValueError, match=rf"{tmp_path}/a\.jpg: .*{why}"):
             producer.send(tmp_path / "a.jpg")
 
 
-def test_a_moment_that_is_none_and_channels_that_come_first(producer: Producer) -> None:
+def test_send_refuses_impossible_times_and_channels_that_come_first(producer: Producer) -> None:
     with pytest.raises(ValueError, match="time NaT: there is no such moment"):
         producer.send(image(), time=np.datetime64("NaT", "s"))
     with pytest.raises(ValueError, match="sample 'x': time 0001-01-01T00:00:00 has no seconds"):
