@@ -1,4 +1,4 @@
-"""The state machine alone: against a simulated receiver that loses whatever can be lost."""
+"""The state machine alone, against a simulated receiver that loses messages and packets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stream_ssl.producers._protocol import (
 )
 from stream_ssl.wire import Ack, Bye, Data, Hello, Message, Nack, Sample
 
-SIZE = 200  # at least what a packet of the tests takes
+SIZE = 200  # at least the size of a packet of the tests
 
 
 def new_protocol() -> ProducerProtocol:
@@ -28,14 +28,14 @@ def new_protocol() -> ProducerProtocol:
 
 
 def put(protocol: ProducerProtocol, number: int, told: OnDelivery | None = None) -> None:
-    """One sample, a packet of its own."""
+    """Add one sample as a packet of its own."""
     sample = Sample.from_array(image(side=1), str(number), source="a", time=0.0)
     protocol.outbox.offer((sample, 100, number, 0.0, told))
     protocol.outbox.take_in()
 
 
 def pull(protocol: ProducerProtocol, now: float) -> Hello | tuple[int, Packet] | None:
-    """What leaves now."""
+    """Send and return the next message."""
     message = protocol.outgoing(now)
     if message is not None:
         protocol.on_sent(message, now)
@@ -83,7 +83,7 @@ class Receiver:
 
 
 class Simulation:
-    """Sends, breaks and restarts in any order; then heals, and everything must have arrived.
+    """A run that sends, breaks and restarts in any order, and then heals: everything must arrive.
 
     With `drops`, other threads drop the oldest packet at any moment, also while one is on its way
     out: then each sample was dropped, or has arrived.
@@ -103,7 +103,7 @@ class Simulation:
         self.back: deque[Message] = deque()
 
     def step(self) -> None:
-        """One thing out of all that can happen."""
+        """Do one random event."""
         if self.rng.random() < 0.3:
             self.put(self.rng.randint(1, 4))
         elif self.rng.random() < 0.1:
@@ -123,7 +123,7 @@ class Simulation:
         of.append(int(delivery.id))
 
     def flow(self) -> None:
-        """Some of what is under way arrives, in both directions."""
+        """Deliver some of the messages in both directions."""
         rng = self.rng
         if not self.connected:
             self.connect()
@@ -173,7 +173,7 @@ class Simulation:
                 self.protocol.on_sent(message, self.now)
 
     def meanwhile(self) -> None:
-        """What the user's threads do while the socket takes a message."""
+        """Act as the user's threads do while the socket takes a message."""
         if self.busy and self.rng.random() < 0.1:
             self.put(1)
         if self.busy and self.drops and self.rng.random() < 0.2:
@@ -214,7 +214,7 @@ class Simulation:
         assert window.outstanding == sum(packet.size for packet in packets[: window.unacked])
 
     def heal(self) -> None:
-        """From now on everything arrives."""
+        """Deliver every message from now on."""
         self.busy = False
         self.receiver.credit = 3 * SIZE
         for _ in range(200 + 5 * self.count):
@@ -235,7 +235,9 @@ class Simulation:
 
 @pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("seed", range(2))
-def test_whatever_is_lost_on_the_way_arrives_once_and_in_order(seed: int, drops: bool) -> None:
+def test_samples_that_are_not_dropped_arrive_once_and_in_order_after_faults(
+    seed: int, drops: bool
+) -> None:
     rng = Random(seed)
     for _ in range(50):
         simulation = Simulation(rng, drops)
@@ -264,28 +266,30 @@ def active() -> ProducerProtocol:
     return protocol
 
 
-def test_silence_while_packets_are_unacknowledged_asks_anew(active: ProducerProtocol) -> None:
+def test_silence_with_unacknowledged_packets_causes_a_new_hello(active: ProducerProtocol) -> None:
     put(active, 0)
     assert isinstance(pull(active, 100.0), tuple)
     assert pull(active, 100.0 + SILENCE_SECONDS) is None
     assert pull(active, 100.1 + SILENCE_SECONDS) == Hello("a", 1, 1)
 
 
-def test_silence_of_an_idle_producer_is_no_trouble(active: ProducerProtocol) -> None:
+def test_silence_of_an_idle_producer_causes_no_new_hello(active: ProducerProtocol) -> None:
     assert pull(active, 1e6) is None
     put(active, 0)
     assert isinstance(pull(active, 1e6 + 3), tuple)
     assert pull(active, 1e6 + 4) is None
 
 
-def test_a_producer_without_credit_asks_seldom(active: ProducerProtocol) -> None:
+def test_a_producer_without_credit_says_hello_only_after_a_long_wait(
+    active: ProducerProtocol,
+) -> None:
     active.received(Ack(0, 0), 0.0)
     put(active, 0)
     assert pull(active, STARVED_SECONDS) is None
     assert isinstance(pull(active, STARVED_SECONDS + 1), Hello)
 
 
-def test_hello_comes_once_a_second_and_then_the_connection_is_stale() -> None:
+def test_hello_repeats_each_second_until_the_greeting_times_out() -> None:
     protocol = new_protocol()
     protocol.connected(0.0)
     said = [isinstance(pull(protocol, tenth / 10), Hello) for tenth in range(30)]
@@ -308,7 +312,7 @@ def test_a_partial_packet_waits_while_others_wait_for_credit(active: ProducerPro
     assert len(active.outbox.packer) == 0
 
 
-def test_the_limits_of_a_packet_do_not_outlive_the_receiver(active: ProducerProtocol) -> None:
+def test_a_new_receiver_replaces_the_packet_limits_of_the_old_one(active: ProducerProtocol) -> None:
     active.disconnected("cut")
     active.connected(1.0)
     active.received(welcome(max_packet=1000, max_samples=2, epoch=2), 1.0)
@@ -324,7 +328,7 @@ def _packet(sample: Sample) -> Packet:
     return Packet(data, 1, data.size, (None,), ())
 
 
-def test_the_words_of_a_receiver_are_printable_and_bounded() -> None:
+def test_the_producer_reports_a_receivers_words_as_printable_and_bounded_text() -> None:
     words = "\x1b]0;owned\x07\n" + "x" * 5000
     for message in (Nack(0, "odd\x1b[2J", words, permanent=True), Bye(words)):
         protocol = new_protocol()

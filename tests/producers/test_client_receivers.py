@@ -1,4 +1,4 @@
-"""Several receivers: a producer stays with one by its name, and is moved by the list alone."""
+"""Several receivers: a producer's name chooses its receiver, and only the list moves it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = [f"robot-{number}" for number in range(1000)]
 FOUR = [f"tcp://host-{number}:5555" for number in range(4)]
 
 
-def test_a_receiver_that_joins_takes_its_share_and_moves_nobody_else() -> None:
+def test_a_new_receiver_takes_its_share_and_moves_no_other_producer() -> None:
     before = {name: receiver_of(name, FOUR[:3]) for name in NAMES}
     after = {name: receiver_of(name, list(reversed(FOUR))) for name in NAMES}
     moved = [name for name in NAMES if before[name] != after[name]]
@@ -37,7 +37,7 @@ class Fleet:
         self.sent: Counter[str] = Counter()
 
     def open(self, name: str, to: list[str], before: list[str] | None = None) -> Producer:
-        """Return a connected producer. Its receiver must say that it ended where it did end."""
+        """Return a connected producer. Its receiver must know its last position."""
         producer = Producer(to, name, linger=0.01, packet_samples=4, before=before or [])
         position = producer.connect(60).position
         assert (position or 0) == self.sent[name], name
@@ -50,14 +50,14 @@ class Fleet:
             producer.send(image(side=4), f"{producer.name}-{number}", position=number)
 
 
-def test_one_of_three_receivers_is_killed_and_a_fourth_comes_and_goes(tmp_path: Path) -> None:
-    """The others go on; nothing acknowledged is lost, nothing is counted twice."""
+def test_no_sample_is_lost_or_repeated_when_receivers_die_join_and_leave(tmp_path: Path) -> None:
+    """The others continue; no acknowledged sample is lost, and none is counted twice."""
     fleet, folders = Fleet(), [tmp_path / str(number) for number in range(4)]
     with ExitStack() as stack:
         started = [stack.enter_context(receiver(folder)) for folder in folders]
         processes, addresses = zip(*started, strict=True)
         three, four = list(addresses[:3]), list(addresses)
-        # Ports are any: three of each receiver's own when there are four, so that some move.
+        # The ports are random. Three producers of each of four receivers ensure that some move.
         names = [n for one in four for n in [n for n in NAMES if receiver_of(n, four) == one][:3]]
         lost = receiver_of(names[0], three)
         producers = [fleet.open(name, three) for name in names]
@@ -86,10 +86,10 @@ def test_one_of_three_receivers_is_killed_and_a_fourth_comes_and_goes(tmp_path: 
     assert held(folders[3]), "nobody moved"
 
 
-def test_what_the_receiver_before_took_and_did_not_acknowledge_is_not_sent_again(
+def test_a_moved_producer_sends_no_packet_that_is_on_the_old_receivers_disk(
     tmp_path: Path,
 ) -> None:
-    """It says how far its disk is; the rest of the spool goes to the new one."""
+    """The old receiver says which packets are on its disk. The new one gets the rest."""
     settings = {"on_full": "spool", "spool": tmp_path, "linger": 0.0, "packet_samples": 1}
     with Peer() as old, Peer() as new:
         producer = Producer(old.address, "robot", **settings)  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_what_the_receiver_before_took_and_did_not_acknowledge_is_not_sent_again
         moved = Producer([new.address], "robot", **settings)  # type: ignore[arg-type]
         old.welcome(resume=2)
         old.expect(Bye)
-        new.welcome(resume=7)  # its own sequences, of an earlier time
+        new.welcome(resume=7)  # its own sequences, from an earlier run
         for number in (2, 3):
             data = new.expect(Data)
             assert (data.sequence, next(data.samples()).id) == (6 + number, f"{number}")
@@ -113,7 +113,7 @@ def test_what_the_receiver_before_took_and_did_not_acknowledge_is_not_sent_again
         new.drop()
         moved.close(0.1)
 
-        new.open()  # a restart asks nobody else: what is in the spool was numbered here
+        new.open()  # a restart asks no other receiver: `new` has numbered these packets
         again = Producer([new.address], "robot", before=[old.address], **settings)  # type: ignore[arg-type]
         new.welcome(resume=8)
         assert next(new.expect(Data).samples()).id == "3"
@@ -121,7 +121,7 @@ def test_what_the_receiver_before_took_and_did_not_acknowledge_is_not_sent_again
         again.close(10)
 
 
-def test_a_receiver_that_is_gone_is_waited_for_unless_it_is_abandoned() -> None:
+def test_a_moved_producer_waits_for_its_old_receiver_unless_abandon_is_set() -> None:
     with Peer() as old, Peer() as new:
         old.drop()
         producer = Producer(new.address, "robot", before=[old.address])
@@ -142,6 +142,6 @@ def test_a_receiver_that_is_gone_is_waited_for_unless_it_is_abandoned() -> None:
         (["host:1"], "must be tcp://"),
     ],
 )
-def test_a_list_that_cannot_be_is_refused(addresses: list[str], message: str) -> None:
+def test_an_invalid_list_of_receivers_is_refused(addresses: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Producer(addresses, "robot")

@@ -27,13 +27,13 @@ from stream_ssl.wire.messages import Frame
 
 @pytest.fixture
 def producer(peer: Peer) -> Iterator[Producer]:
-    """One sample a packet, connected."""
+    """A connected producer that sends one sample a packet."""
     producer = Producer(peer.address, name="a", packet_samples=1)
     peer.welcome()
     producer.connect()
     yield producer
     peer.close()
-    with pytest.MonkeyPatch.context() as patch:  # what is unacknowledged then is the test's wish
+    with pytest.MonkeyPatch.context() as patch:  # the test leaves packets unacknowledged
         patch.setattr(producer, "flush", lambda timeout: None)
         producer.close()
 
@@ -44,12 +44,14 @@ def send(producer: Producer, *names: str) -> None:
 
 
 def arrive(peer: Peer, count: int) -> list[tuple[int, str]]:
-    """Sequence and id of the next packets."""
+    """Return the sequence and the id of each of the next packets."""
     packets = [peer.expect(Data) for _ in range(count)]
     return [(data.sequence, next(data.samples()).id) for data in packets]
 
 
-def test_after_a_restart_the_rest_is_sent_again(peer: Peer, producer: Producer) -> None:
+def test_a_restarted_receiver_gets_again_the_packets_that_it_lacks(
+    peer: Peer, producer: Producer
+) -> None:
     send(producer, "1", "2", "3", "4", "5")
     arrive(peer, 5)
     peer.say(Ack(1, MANY))
@@ -64,7 +66,7 @@ def test_after_a_restart_the_rest_is_sent_again(peer: Peer, producer: Producer) 
     assert stats.reconnects == 1
 
 
-def test_a_receiver_that_is_away_is_waited_for(peer: Peer, producer: Producer) -> None:
+def test_the_producer_waits_for_a_receiver_that_is_away(peer: Peer, producer: Producer) -> None:
     peer.drop()
     send(producer, "1", "2")
     with pytest.raises(DeadlineError, match=r"2 of 2 samples are not acknowledged"):
@@ -76,7 +78,9 @@ def test_a_receiver_that_is_away_is_waited_for(peer: Peer, producer: Producer) -
     producer.flush()
 
 
-def test_a_journal_may_lose_acknowledged_packets(peer: Peer, producer: Producer) -> None:
+def test_the_producer_continues_although_the_journal_lost_acknowledged_packets(
+    peer: Peer, producer: Producer
+) -> None:
     send(producer, "1", "2", "3")
     arrive(peer, 3)
     peer.say(Ack(2, MANY))
@@ -89,7 +93,7 @@ def test_a_journal_may_lose_acknowledged_packets(peer: Peer, producer: Producer)
 
 
 @pytest.mark.parametrize("lacking", [zmq.DEALER, zmq.PAIR])  # a PAIR is the monitor's socket
-def test_a_lack_of_open_files_ends_no_producer(
+def test_a_lack_of_file_descriptors_does_not_end_a_producer(
     lacking: int, peer: Peer, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = zmq.Context.socket
@@ -111,7 +115,9 @@ def test_a_lack_of_open_files_ends_no_producer(
     producer.flush()
 
 
-def test_a_gap_rewinds_once(peer: Peer, producer: Producer) -> None:
+def test_repeated_answers_about_one_gap_rewind_the_producer_once(
+    peer: Peer, producer: Producer
+) -> None:
     send(producer, "1", "2", "3", "4")
     arrive(peer, 4)
     for _ in range(2):  # packets 3 and 4 each find 2 missing
@@ -122,7 +128,9 @@ def test_a_gap_rewinds_once(peer: Peer, producer: Producer) -> None:
     assert producer.stats.resent.samples == 3
 
 
-def test_a_gap_before_what_is_held_asks_anew(peer: Peer, producer: Producer) -> None:
+def test_a_gap_before_the_oldest_held_packet_causes_a_new_hello(
+    peer: Peer, producer: Producer
+) -> None:
     send(producer, "1", "2", "3")
     arrive(peer, 3)
     peer.say(Ack(2, MANY))
@@ -131,7 +139,9 @@ def test_a_gap_before_what_is_held_asks_anew(peer: Peer, producer: Producer) -> 
     assert arrive(peer, 1) == [(3, "3")]
 
 
-def test_hello_is_said_when_it_is_required(peer: Peer, producer: Producer) -> None:
+def test_the_producer_says_hello_when_the_receiver_requires_hello(
+    peer: Peer, producer: Producer
+) -> None:
     send(producer, "1", "2")
     arrive(peer, 2)
     for sequence in (1, 2):
@@ -140,9 +150,7 @@ def test_hello_is_said_when_it_is_required(peer: Peer, producer: Producer) -> No
     assert arrive(peer, 1) == [(2, "2")]
 
 
-def test_bye_of_the_receiver_stops_data_until_the_next_welcome(
-    peer: Peer, producer: Producer
-) -> None:
+def test_a_receivers_bye_stops_data_until_the_next_welcome(peer: Peer, producer: Producer) -> None:
     peer.say(Bye("draining"))
     until(lambda: "BYE: draining" in producer._protocol.why())
     send(producer, "1")
@@ -151,7 +159,9 @@ def test_bye_of_the_receiver_stops_data_until_the_next_welcome(
     assert arrive(peer, 1) == [(1, "1")]
 
 
-def test_a_second_welcome_changes_only_what_is_durable(peer: Peer, producer: Producer) -> None:
+def test_a_second_welcome_acknowledges_packets_and_resends_none(
+    peer: Peer, producer: Producer
+) -> None:
     send(producer, "1", "2", "3")
     arrive(peer, 3)
     peer.say(welcome(resume=1))
@@ -160,7 +170,7 @@ def test_a_second_welcome_changes_only_what_is_durable(peer: Peer, producer: Pro
     assert producer.stats.resent.samples == 0
 
 
-def test_no_packet_leaves_without_credit(peer: Peer) -> None:
+def test_the_producer_sends_no_packet_without_credit(peer: Peer) -> None:
     with Producer(peer.address, name="a", packet_samples=1) as producer:
         peer.welcome(credit=0)
         producer.connect()
@@ -179,7 +189,7 @@ def test_no_packet_leaves_without_credit(peer: Peer) -> None:
         assert producer.stats.credit == 2 * size
 
 
-def test_a_rejected_packet_is_told_and_left_behind(peer: Peer) -> None:
+def test_a_rejected_packet_is_reported_once_and_not_sent_again(peer: Peer) -> None:
     rejected = []
     with Producer(
         peer.address, name="a", packet_samples=1, on_rejected=rejected.append
@@ -198,7 +208,7 @@ def test_a_rejected_packet_is_told_and_left_behind(peer: Peer) -> None:
     assert (stats.acked.samples, stats.rejected.samples) == (2, 1)
 
 
-def test_the_last_packet_may_be_rejected(peer: Peer, producer: Producer) -> None:
+def test_a_flush_ends_when_the_last_packet_is_rejected(peer: Peer, producer: Producer) -> None:
     send(producer, "1")
     arrive(peer, 1)
     peer.say(Nack(1, "codec", "not webp", permanent=True))
@@ -207,7 +217,7 @@ def test_the_last_packet_may_be_rejected(peer: Peer, producer: Producer) -> None
     assert arrive(peer, 1) == [(2, "2")]
 
 
-def test_on_rejected_may_fail_and_may_not_wait(peer: Peer) -> None:
+def test_on_rejected_cannot_flush_and_may_raise_an_error(peer: Peer) -> None:
     seen = []
 
     def complain(rejection: object) -> None:
@@ -229,7 +239,9 @@ def test_on_rejected_may_fail_and_may_not_wait(peer: Peer) -> None:
     assert "wait for itself" in seen[0]
 
 
-def test_a_damaged_packet_is_sent_again_twice(peer: Peer, producer: Producer) -> None:
+def test_the_producer_gives_up_a_packet_that_was_damaged_three_times(
+    peer: Peer, producer: Producer
+) -> None:
     send(producer, "1", "2")
     arrive(peer, 2)
     for _ in range(2):
@@ -250,7 +262,7 @@ def test_a_damaged_packet_is_sent_again_twice(peer: Peer, producer: Producer) ->
         ("malformed", RefusedError, "malformed: since"),
     ],
 )
-def test_a_refusal_for_good_reaches_whoever_waits(
+def test_a_permanent_refusal_raises_its_error_in_flush_send_and_connect(
     peer: Peer, producer: Producer, reason: str, error: type[RefusedError], match: str
 ) -> None:
     send(producer, "1")
@@ -274,7 +286,7 @@ def test_a_receiver_of_another_version_is_refused(peer: Peer) -> None:
     producer.close()
 
 
-def test_frames_that_cannot_be_read_are_ignored(peer: Peer, producer: Producer) -> None:
+def test_the_producer_ignores_unreadable_frames(peer: Peer, producer: Producer) -> None:
     for frames in ([b"SS\x01\x04", b"\xc1"], [b""], [b"GET / HTTP/1.1"], [b"SS\x01\x01", b"\x80"]):
         peer.socket.send_multipart([peer.who, *frames])
     peer.say(Hello("b", 1, 1))
@@ -282,7 +294,9 @@ def test_frames_that_cannot_be_read_are_ignored(peer: Peer, producer: Producer) 
     assert arrive(peer, 1) == [(1, "1")]
 
 
-def test_another_producer_of_the_same_name_is_detected(peer: Peer, producer: Producer) -> None:
+def test_the_producer_detects_another_producer_of_the_same_name(
+    peer: Peer, producer: Producer
+) -> None:
     send(producer, "1")
     arrive(peer, 1)
     peer.restart()
@@ -291,7 +305,7 @@ def test_another_producer_of_the_same_name_is_detected(peer: Peer, producer: Pro
         producer.flush()
 
 
-def test_a_temporary_refusal_is_retried(peer: Peer, producer: Producer) -> None:
+def test_the_producer_retries_after_a_temporary_refusal(peer: Peer, producer: Producer) -> None:
     send(producer, "1")
     arrive(peer, 1)
     peer.say(Nack(1, "unauthorised", "being rotated", permanent=False))
@@ -312,7 +326,7 @@ def test_a_bad_answer_does_not_end_the_producers_thread(peer: Peer) -> None:
         peer.say(Ack(1, MANY))
 
 
-def test_an_error_while_a_message_is_handled_costs_the_connection(
+def test_an_error_while_a_message_is_handled_costs_only_the_connection(
     peer: Peer, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handled = producer._protocol.received
@@ -331,7 +345,7 @@ def test_an_error_while_a_message_is_handled_costs_the_connection(
     producer.flush()
 
 
-def test_a_receiver_that_never_pauses_holds_up_no_packet(
+def test_a_flood_of_messages_from_the_receiver_does_not_block_packets(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receive = Connection.receive

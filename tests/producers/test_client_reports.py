@@ -25,12 +25,12 @@ def info(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def states(changes: list[StateChange]) -> list[str]:
-    """Without repetitions that only have another reason."""
+    """Return the states, without repetitions that differ only in the reason."""
     found = [change.state for change in changes]
     return [state for at, state in enumerate(found) if found[at - 1 : at] != [state]]
 
 
-def test_states_are_told_and_logged_with_their_reason(
+def test_the_producer_reports_and_logs_each_state_with_its_reason(
     peer: Peer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporter_module, "LOG_SECONDS", 0.0)
@@ -64,7 +64,7 @@ def test_states_are_told_and_logged_with_their_reason(
         assert any(part in line and "producer 'robot'" in line for line in lines), part
 
 
-def test_a_refusal_is_an_error_that_stays_in_the_stats(
+def test_a_refusal_is_logged_as_an_error_and_stays_in_the_stats(
     peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     changes: list[StateChange] = []
@@ -80,7 +80,7 @@ def test_a_refusal_is_an_error_that_stays_in_the_stats(
     assert "refused: this plain-text connection may not speak for 'robot'" in line.getMessage()
 
 
-def test_a_full_buffer_is_logged_with_its_reason_once(
+def test_the_producer_logs_a_full_buffer_once_with_the_reason(
     peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Producer(peer.address, "a", buffer_bytes=1000, on_full="drop_newest") as producer:
@@ -127,7 +127,7 @@ def test_a_log_handler_may_use_the_producer(peer: Peer) -> None:
         producer.close()
 
 
-def test_counters_are_told_regularly(peer: Peer) -> None:
+def test_on_stats_receives_a_copy_of_the_counters_regularly(peer: Peer) -> None:
     told: list[Stats] = []
     with (
         peer.serving(),
@@ -158,14 +158,18 @@ class Clock:
         self.reporter.report(self.protocol, stats, full, now)
 
 
-def test_a_sample_in_memory_and_in_the_spool_waits_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_report_counts_a_sample_in_memory_and_spool_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock, stats = Clock(), Stats(buffered=Count(20, 0), spooled=Count(30, 0))
     clock.protocol.reason = "nobody listens"
     clock.reporter.report(clock.protocol, stats, False, 0.0)
     assert "nobody listens; 30 samples wait" in caplog.text
 
 
-def test_what_lasts_is_repeated_and_what_flaps_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lasting_reason_is_logged_each_30_s_and_changing_reasons_once_a_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock = Clock()
     for tenth in range(1000):
         clock.at(tenth / 10, reason="nobody listens")
@@ -177,7 +181,9 @@ def test_what_lasts_is_repeated_and_what_flaps_is_not(caplog: pytest.LogCaptureF
     assert 8 <= caplog.text.count("reason") <= 11
 
 
-def test_a_handshake_has_some_seconds_before_it_is_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_handshake_is_logged_only_after_five_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock = Clock()
     for tenth in range(49):
         clock.at(tenth / 10, reason="connected, but the receiver has not said WELCOME yet")
@@ -186,7 +192,9 @@ def test_a_handshake_has_some_seconds_before_it_is_news(caplog: pytest.LogCaptur
     assert caplog.text.count("has not said WELCOME") == 1
 
 
-def test_a_buffer_that_stays_full_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_buffer_that_stays_full_is_logged_every_30_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock = Clock()
     for second in range(65):
         clock.at(second, full=True, reason="nobody listens")
@@ -195,7 +203,7 @@ def test_a_buffer_that_stays_full_is_told_again(caplog: pytest.LogCaptureFixture
     assert "has room again after 66.0 s" in caplog.text
 
 
-def test_a_full_buffer_that_only_paces_the_source_is_no_news(
+def test_a_full_buffer_is_logged_only_when_acknowledgements_stop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()

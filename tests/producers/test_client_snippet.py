@@ -36,7 +36,9 @@ def run(code: str, folder: Path, address: str) -> None:
 
 
 @pytest.mark.parametrize("position", [None, 990])
-def test_it_runs(tmp_path: Path, position: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_snippet_resumes_and_sends_every_image(
+    tmp_path: Path, position: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Peer() as peer, peer.serving(position=position) as journal:
         run(snippet(), tmp_path, peer.address)
     sent = [sample for data in journal for sample in data.samples()]
@@ -49,11 +51,11 @@ def test_it_runs(tmp_path: Path, position: int | None, capsys: pytest.CaptureFix
     assert "every image" in capsys.readouterr().out
 
 
-def test_it_is_short() -> None:
+def test_the_documented_snippet_has_at_most_ten_lines() -> None:
     assert len([line for line in snippet().splitlines() if line]) <= 10
 
 
-def test_the_readme_sends_a_folder_of_pictures(
+def test_the_snippet_of_the_readme_sends_a_folder_of_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
@@ -74,7 +76,7 @@ def test_the_readme_sends_a_folder_of_pictures(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_pages_snippets_run(
+def test_the_snippets_of_the_producers_page_run(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (README.parent / "docs" / "producers.md").read_text(encoding="utf-8")
@@ -89,7 +91,7 @@ def test_the_pages_snippets_run(
     assert sum(len(data) for data in journal) == sent
 
 
-def test_the_page_names_every_choice_and_reason() -> None:
+def test_the_producers_page_names_every_choice_state_and_outcome() -> None:
     page = (README.parent / "docs" / "producers.md").read_text(encoding="utf-8")
     for choice in get_args(OnFull):
         assert f'| `"{choice}"` |' in page

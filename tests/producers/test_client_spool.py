@@ -22,7 +22,7 @@ from stream_ssl.producers import _spool_segments as spool_segments
 from stream_ssl.producers._spool import Spool
 
 
-def test_packets_come_back_in_order_also_after_a_restart(spool: Spool) -> None:
+def test_a_spool_returns_its_packets_in_order_after_a_restart(spool: Spool) -> None:
     assert spool.append([packet("1", "2", position=7), packet("3")], 0, None) == 2
     assert spool.append([packet("4", position=[9])], 0, None) == 1
     again = reopen(spool)
@@ -32,7 +32,7 @@ def test_packets_come_back_in_order_also_after_a_restart(spool: Spool) -> None:
     assert ids(reopen(again)) == ["1", "2", "3", "4"]  # no mark says that the receiver has them
 
 
-def test_a_packet_is_the_same_to_the_byte(spool: Spool) -> None:
+def test_a_spool_returns_a_packet_byte_for_byte(spool: Spool) -> None:
     before = packet("1", "2", position=[1])
     spool.append([before], 0, None)
     after = reopen(spool).load()
@@ -42,7 +42,9 @@ def test_a_packet_is_the_same_to_the_byte(spool: Spool) -> None:
 
 
 @pytest.mark.parametrize("durable", range(7))
-def test_a_mark_names_the_packets_that_the_receiver_has(spool: Spool, durable: int) -> None:
+def test_a_mark_lets_a_restart_skip_the_packets_that_the_receiver_has(
+    spool: Spool, durable: int
+) -> None:
     packets = [packet("1", "2"), packet("3"), packet("4")]
     spool.append(packets, 3, (3, [(0, 2), (2, 1), (3, 1)]))  # sequences 3, 4 and 5
     spool.append([packet("5")], 0, None)
@@ -53,7 +55,7 @@ def test_a_mark_names_the_packets_that_the_receiver_has(spool: Spool, durable: i
     again.close()
 
 
-def test_what_a_mark_begins_behind_is_forgotten_even_if_all_it_names_is_torn_off(
+def test_a_mark_discards_earlier_samples_although_its_own_are_torn_off(
     spool: Spool,
 ) -> None:
     spool.append([packet("1", "2")], 0, None)
@@ -63,7 +65,7 @@ def test_what_a_mark_begins_behind_is_forgotten_even_if_all_it_names_is_torn_off
     again.close()
 
 
-def test_parts_of_a_packet_are_cut_in_the_same_way_again(spool: Spool) -> None:
+def test_a_restart_cuts_a_packet_into_the_same_parts(spool: Spool) -> None:
     spool.append([packet("1", "2", "3", "4", "5")], 0, None)
     spool.mark(1, [(0, 1), (1, 3), (4, 1)])
     again = reopen(spool)
@@ -73,7 +75,7 @@ def test_parts_of_a_packet_are_cut_in_the_same_way_again(spool: Spool) -> None:
     again.close()
 
 
-def test_what_leaves_memory_is_loaded_again_as_it_was_cut(spool: Spool) -> None:
+def test_parts_that_leave_memory_are_loaded_again_unchanged(spool: Spool) -> None:
     spool.append([packet("1", "2", "3", "4", "5")], 0, None)
     spool.mark(1, [(0, 1), (1, 3), (4, 1)])
     again = reopen(spool)
@@ -89,7 +91,7 @@ def test_what_leaves_memory_is_loaded_again_as_it_was_cut(spool: Spool) -> None:
 
 
 @pytest.mark.parametrize(("durable", "settled"), [(0, 2), (1, 3), (2, 4), (3, 5)])
-def test_what_was_rejected_is_left_out_and_counted(
+def test_a_restart_skips_and_counts_rejected_samples(
     spool: Spool, durable: int, settled: int
 ) -> None:
     spool.append([packet("1", "2", "3"), packet("4"), packet("5")], 0, None)
@@ -102,7 +104,7 @@ def test_what_was_rejected_is_left_out_and_counted(
     again.close()
 
 
-def test_segments_go_when_all_of_theirs_is_acknowledged(
+def test_a_segment_is_deleted_when_all_its_packets_are_acknowledged(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spool_segments, "SEGMENT_BYTES", 200)
@@ -120,7 +122,7 @@ def test_segments_go_when_all_of_theirs_is_acknowledged(
     assert ids(reopen(spool)) == ["20"]
 
 
-def test_a_full_spool_takes_no_more_until_there_is_room(tmp_path: Path) -> None:
+def test_a_full_spool_accepts_packets_only_after_an_acknowledgement(tmp_path: Path) -> None:
     spool = Spool(tmp_path, "a", max_bytes=600)
     packets = [packet(str(number)) for number in range(9)]
     taken = spool.append(packets, 0, None)
@@ -133,7 +135,7 @@ def test_a_full_spool_takes_no_more_until_there_is_room(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_a_spool_whose_files_are_removed_goes_on(spool: Spool) -> None:
+def test_a_spool_survives_the_removal_of_its_files(spool: Spool) -> None:
     spool.append([packet("1"), packet("2")], 2, None)
     for path in spool.folder.iterdir():
         path.unlink()
@@ -171,7 +173,7 @@ def test_a_folder_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.M
         Spool(tmp_path / "spool", "a", 1 << 20)
 
 
-def test_a_spool_is_free_once_closed_whatever_has_been_forked_meanwhile(spool: Spool) -> None:
+def test_a_closed_spool_is_free_although_a_child_process_holds_its_lock_file(spool: Spool) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[spool._lock]
     ) as child:
@@ -180,7 +182,7 @@ def test_a_spool_is_free_once_closed_whatever_has_been_forked_meanwhile(spool: S
         child.communicate(b"\n")
 
 
-def test_a_forked_process_that_lives_on_does_not_hold_the_spool(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_hold_the_spool_of_its_dead_parent(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from stream_ssl.producers import Producer\n"
@@ -209,7 +211,7 @@ def test_a_refused_argument_leaves_the_spool_free(tmp_path: Path) -> None:
     Spool(tmp_path, "a", 1 << 20).close()
 
 
-def test_a_producer_that_cannot_begin_leaves_the_spool_free(
+def test_a_producer_that_cannot_start_leaves_the_spool_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def busy() -> None:
@@ -221,7 +223,7 @@ def test_a_producer_that_cannot_begin_leaves_the_spool_free(
     Spool(tmp_path, "a", 1 << 20).close()
 
 
-def test_a_producer_without_room_for_a_thread_leaves_nothing_behind(
+def test_a_producer_that_cannot_start_a_thread_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def busy(thread: threading.Thread) -> None:
@@ -234,7 +236,7 @@ def test_a_producer_without_room_for_a_thread_leaves_nothing_behind(
     assert not _io_thread._running  # the end of the interpreter waits for these
 
 
-def test_an_epoch_grows_whatever_the_clock_says(
+def test_the_epoch_grows_although_the_clock_stepped_back(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: 5)
@@ -262,7 +264,9 @@ def test_a_spool_keeps_its_packets_on_a_full_disk(
     assert ids(reopen(spool)) == ["1", "3"]
 
 
-def test_too_many_open_files_lose_no_packet(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_file_descriptors_loses_no_spooled_packet(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spool.append([packet("1"), packet("2")], 0, None)
 
     def full(_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A spool whose files are damaged: what is lost is counted, and nothing comes twice."""
+"""A spool with damaged files: lost samples are counted, and no sample comes twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stream_ssl.wire import Sample
 
 
 @pytest.mark.parametrize("size", [0, 50])
-def test_a_description_that_a_power_cut_has_emptied_costs_no_sample(
+def test_an_emptied_description_of_the_spool_costs_no_sample(
     spool: Spool, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     spool.append([packet("1"), packet("2")], 0, None)
@@ -37,7 +37,9 @@ def test_a_description_that_a_power_cut_has_emptied_costs_no_sample(
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
-def test_a_torn_end_is_cut_off(spool: Spool, cut: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_restart_cuts_off_a_torn_end(
+    spool: Spool, cut: int, caplog: pytest.LogCaptureFixture
+) -> None:
     spool.append([packet("1")], 0, None)
     spool.append([packet("2")], 0, None)
     (segment,) = spool.folder.glob("*.spool")
@@ -50,7 +52,7 @@ def test_a_torn_end_is_cut_off(spool: Spool, cut: int, caplog: pytest.LogCapture
     assert "its end was torn" in caplog.text
 
 
-def test_a_mark_of_packets_that_were_torn_off_does_not_cover_others(spool: Spool) -> None:
+def test_a_mark_of_torn_packets_does_not_cover_new_packets(spool: Spool) -> None:
     spool.append([packet("1"), packet("2")], 2, (5, [(0, 1), (1, 1)]))
     (segment,) = spool.folder.glob("*.spool")
     os.truncate(segment, segment.stat().st_size - 1)
@@ -62,7 +64,9 @@ def test_a_mark_of_packets_that_were_torn_off_does_not_cover_others(spool: Spool
     again.close()
 
 
-def test_damage_is_counted_and_left_out(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_spool_skips_and_counts_damaged_packets_and_segments(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in "123":
         spool.append([packet(name)], 0, None)
     flip(spool, spool.stored_bytes // 2)
@@ -115,7 +119,7 @@ def damage(rng: Random, content: bytearray) -> None:
 
 
 @table("seed", range(60))
-def test_whatever_is_damaged_whole_packets_come_once_and_the_others_are_counted(
+def test_a_damaged_spool_returns_each_whole_packet_once_and_counts_the_others(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The naive twin keeps the bytes of each record, and looks for them in the damaged files."""
@@ -169,7 +173,7 @@ def marked(spool: Spool, rng: Random) -> None:
 
 
 def outcome(folder: Path, through: int) -> tuple[int, list[str], int]:
-    """What a producer does next whose receiver has the packets up to this sequence."""
+    """Return what a producer does next if its receiver has the packets up to a sequence."""
     spool = Spool(folder, "a", 1 << 20)
     found = spool.resume(through), ids(spool), spool.lost
     spool.close()
@@ -211,7 +215,7 @@ def test_a_damaged_mark_makes_no_duplicate(
             assert outcome(broken, through) == outcome(twin, through)
 
 
-def test_a_mark_of_packets_that_are_gone_is_not_used_for_others(spool: Spool) -> None:
+def test_a_mark_of_deleted_packets_does_not_cover_new_packets(spool: Spool) -> None:
     spool.append([packet("1"), packet("2")], 0, None)
     spool.mark(1, [(0, 1), (1, 1)])
     spool.ack(2)
@@ -236,7 +240,7 @@ def test_a_payload_that_contains_a_record_adds_no_sample(spool: Spool) -> None:
     again.close()
 
 
-def test_a_damaged_packet_that_the_receiver_has_is_not_lost(
+def test_a_damaged_packet_that_the_receiver_has_is_not_counted_as_lost(
     spool: Spool, caplog: pytest.LogCaptureFixture
 ) -> None:
     spool.append([packet(*"123"), packet("4"), packet("5")], 0, None)
