@@ -1,4 +1,4 @@
-"""A spool on a disk that takes nothing: its samples are sent, and none of them twice."""
+"""A spool on a full disk: its samples are sent, and none of them twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FullDisk = Callable[[], AbstractContextManager[None]]
 
 @pytest.fixture
 def full_disk() -> FullDisk:
-    """Nothing can be written, except over bytes that the disk already holds."""
+    """A disk that accepts writes only over bytes that it already holds."""
 
     def full(*_arguments: Any, **_settings: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -62,7 +62,7 @@ def test_a_producer_starts_on_a_full_disk_and_drains_its_spool(
     assert f"spool {tmp_path}/spool.json: No space left on device; the samples" in caplog.text
 
 
-def test_runs_on_a_full_disk_have_different_epochs_with_a_clock_that_stands_still(
+def test_runs_on_a_full_disk_get_different_epochs_although_the_clock_stands_still(
     spool: Spool, full_disk: FullDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each boot of a robot without a battery begins at the same time of 1970."""
@@ -80,7 +80,7 @@ def test_runs_on_a_full_disk_have_different_epochs_with_a_clock_that_stands_stil
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_mark_without_room_is_kept_in_the_reserve(
+def test_a_full_disk_keeps_the_newest_whole_mark_in_the_reserve(
     spool: Spool, full_disk: FullDisk, torn: bool
 ) -> None:
     """A run that ends on a full disk sends nothing twice after its next start."""
@@ -99,7 +99,9 @@ def test_a_mark_without_room_is_kept_in_the_reserve(
     spool.close()
 
 
-def test_a_reserved_mark_is_forgotten_with_its_packets(spool: Spool, full_disk: FullDisk) -> None:
+def test_a_mark_in_the_reserve_does_not_cover_new_packets(
+    spool: Spool, full_disk: FullDisk
+) -> None:
     spool.append([packet("1"), packet("2")], 0, None)
     with full_disk():
         spool.mark(1, [(0, 1), (1, 1)])
@@ -112,19 +114,21 @@ def test_a_reserved_mark_is_forgotten_with_its_packets(spool: Spool, full_disk: 
     spool.close()
 
 
-def test_a_mark_that_exceeds_the_reserve_is_not_kept(spool: Spool, full_disk: FullDisk) -> None:
+def test_a_mark_that_exceeds_the_reserve_is_refused(spool: Spool, full_disk: FullDisk) -> None:
     with full_disk():
         assert not spool.mark(1, [(number, 1) for number in range(20_000)])
     spool.close()
 
 
-def test_a_new_spool_on_a_full_disk_names_its_file(tmp_path: Path, full_disk: FullDisk) -> None:
+def test_the_error_of_a_new_spool_on_a_full_disk_names_its_file(
+    tmp_path: Path, full_disk: FullDisk
+) -> None:
     with full_disk(), pytest.raises(OSError, match=r"spool\.json: No space .*; free space there"):
         Spool(tmp_path / "new", "a", 1 << 20)
     Spool(tmp_path / "new", "a", 1 << 20).close()
 
 
-def test_a_folder_that_is_no_spool_is_named(tmp_path: Path) -> None:
+def test_a_spool_refuses_a_file_and_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     file = tmp_path / "gen.py"
     file.write_text("pass")
     with pytest.raises(OSError, match=r"spool .*gen\.py: is a file; choose another folder"):
@@ -133,7 +137,7 @@ def test_a_folder_that_is_no_spool_is_named(tmp_path: Path) -> None:
         Spool(Path("/proc/x"), "a", 1 << 20)
 
 
-def test_a_folder_of_other_files_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_spool_refuses_a_folder_of_other_files_and_leaves_them(tmp_path: Path) -> None:
     """A spool deletes its file `mark`, and the user may have one of this name."""
     (tmp_path / "mark").write_text("mine")
     (tmp_path / "photo.jpg").write_text("mine, too")
@@ -142,12 +146,12 @@ def test_a_folder_of_other_files_is_refused_and_stays_as_it_is(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mark", "photo.jpg"]
 
 
-def test_a_disk_of_its_own_is_a_fit_folder(tmp_path: Path) -> None:
+def test_a_spool_accepts_the_root_folder_of_a_disk(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     Spool(tmp_path, "a", 1 << 20).close()
 
 
-def test_a_spool_that_this_user_may_not_write_is_named(
+def test_the_error_names_a_spool_that_cannot_be_written(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that became read-only before a reboot is an example."""
@@ -184,7 +188,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return change
 
 
-def test_a_producer_goes_on_when_its_disk_becomes_read_only(
+def test_a_producer_continues_when_its_disk_becomes_read_only(
     tmp_path: Path, read_only: Callable[[bool], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     settings: dict[str, Any] = {"on_full": "spool", "spool": tmp_path, "packet_samples": 1}
@@ -222,7 +226,7 @@ def test_a_segment_that_cannot_be_deleted_is_deleted_later(
     spool.append([packet("3")], 0, None)
     assert spool.stored_bytes > held
     spool = reopen(spool)
-    assert spool.resume(2) == 2  # the mark tells what the receiver has
+    assert spool.resume(2) == 2  # the mark says what the receiver has
     assert ids(spool) == ["3"]
     spool.ack(3)
     assert spool.stored_bytes == 0
@@ -230,7 +234,7 @@ def test_a_segment_that_cannot_be_deleted_is_deleted_later(
     spool.close()
 
 
-def test_nothing_is_spooled_to_the_mount_point_of_a_disk_that_is_away(
+def test_a_spool_writes_nothing_to_the_mount_point_of_an_unmounted_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "s"

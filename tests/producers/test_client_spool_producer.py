@@ -23,7 +23,9 @@ def spooling(peer: Peer, folder: Path, **settings: object) -> Producer:
     return Producer(peer.address, "a", on_full="spool", spool=folder, **settings)  # type: ignore[arg-type]
 
 
-def test_what_is_sent_without_a_receiver_goes_to_the_next_run(peer: Peer, tmp_path: Path) -> None:
+def test_samples_without_a_receiver_are_spooled_and_sent_by_the_next_run(
+    peer: Peer, tmp_path: Path
+) -> None:
     peer.drop()
     deliveries = []
     with spooling(peer, tmp_path) as producer:
@@ -31,7 +33,7 @@ def test_what_is_sent_without_a_receiver_goes_to_the_next_run(peer: Peer, tmp_pa
             producer.send(image(), id=str(number), position=number, on_delivery=deliveries.append)
         until(lambda: producer.stats.spooled.samples == 20)
         began = time.monotonic()
-    assert time.monotonic() - began < 15.0  # close() does not wait 30 s for nobody
+    assert time.monotonic() - began < 15.0  # close() does not wait 30 s for an absent receiver
     assert {delivery.outcome for delivery in deliveries} == {"spooled"}
     assert producer.stats.dropped.samples == 0
     peer.open()
@@ -44,7 +46,9 @@ def test_what_is_sent_without_a_receiver_goes_to_the_next_run(peer: Peer, tmp_pa
     assert journal[-1].position == 19  # not taken back
 
 
-def test_a_short_absence_is_spooled_and_made_up_for(peer: Peer, tmp_path: Path) -> None:
+def test_a_producer_spools_during_a_short_absence_of_the_receiver(
+    peer: Peer, tmp_path: Path
+) -> None:
     told: list[Delivery] = []
     with spooling(peer, tmp_path) as producer:
         peer.welcome()
@@ -71,7 +75,7 @@ def test_a_short_absence_is_spooled_and_made_up_for(peer: Peer, tmp_path: Path) 
     ]
 
 
-def test_memory_is_bounded_while_the_spool_grows(peer: Peer, tmp_path: Path) -> None:
+def test_the_buffer_keeps_its_limit_while_the_spool_grows(peer: Peer, tmp_path: Path) -> None:
     peer.drop()
     with spooling(peer, tmp_path, buffer_bytes=4000) as producer:
         for number in range(200):
@@ -84,7 +88,7 @@ def test_memory_is_bounded_while_the_spool_grows(peer: Peer, tmp_path: Path) -> 
     assert arrived(journal) == [str(n) for n in range(200)]
 
 
-def test_a_full_spool_drops_the_newest_and_counts(peer: Peer, tmp_path: Path) -> None:
+def test_a_full_spool_drops_and_counts_the_newest_samples(peer: Peer, tmp_path: Path) -> None:
     peer.drop()
     with spooling(peer, tmp_path, buffer_bytes=4000, spool_bytes=8000) as producer:
         taken = [producer.send(image(side=20), id=str(n), timeout=10.0) for n in range(60)]
@@ -99,7 +103,7 @@ def test_a_full_spool_drops_the_newest_and_counts(peer: Peer, tmp_path: Path) ->
     assert arrived(journal) == [str(n) for n, kept in enumerate(taken) if kept]
 
 
-def test_a_sample_that_exceeds_the_spool_holds_back_no_other(peer: Peer, tmp_path: Path) -> None:
+def test_a_sample_that_exceeds_the_spool_delays_no_other_sample(peer: Peer, tmp_path: Path) -> None:
     peer.drop()
     sides = {str(n): 90 if n == 9 else 20 for n in range(14)}
     with spooling(peer, tmp_path, buffer_bytes=16_000, spool_bytes=6000) as producer:
@@ -113,7 +117,7 @@ def test_a_sample_that_exceeds_the_spool_holds_back_no_other(peer: Peer, tmp_pat
     assert arrived(journal) == list(sides)
 
 
-def test_a_disk_that_stays_full_does_not_hold_samples_back(
+def test_a_producer_on_a_full_disk_still_sends_all_samples_in_order(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer.drop()
@@ -136,7 +140,9 @@ def test_a_disk_that_stays_full_does_not_hold_samples_back(
     assert arrived(journal) == names
 
 
-def test_what_a_full_spool_cannot_take_is_told(peer: Peer, tmp_path: Path) -> None:
+def test_close_reports_the_samples_that_a_full_spool_could_not_take(
+    peer: Peer, tmp_path: Path
+) -> None:
     peer.drop()
     producer = spooling(peer, tmp_path, spool_bytes=2000, exit_timeout=0.1)
     for number in range(20):
@@ -161,10 +167,10 @@ for number in range(start, 100_000):
 """
 
 
-def test_a_robot_that_is_killed_again_and_again_loses_nothing_spooled(
+def test_a_robot_that_is_killed_repeatedly_loses_no_spooled_sample(
     peer: Peer, tmp_path: Path
 ) -> None:
-    """SIGKILL while it spools, and while the receiver takes in what was spooled."""
+    """SIGKILL comes while the robot spools, and while the receiver takes the spooled samples."""
     promised: set[str] = set()
     journal: list[Data] = []
     for turn in range(6):
@@ -193,7 +199,9 @@ def test_a_robot_that_is_killed_again_and_again_loses_nothing_spooled(
     assert promised <= set(arrived(journal))
 
 
-def test_the_welcome_of_a_receiver_with_smaller_limits(peer: Peer, tmp_path: Path) -> None:
+def test_spooled_packets_are_cut_to_the_limits_of_a_new_receiver(
+    peer: Peer, tmp_path: Path
+) -> None:
     peer.drop()
     with spooling(peer, tmp_path, packet_samples=16, linger=5) as producer:
         for number in range(32):

@@ -1,4 +1,4 @@
-"""A simulated robot with a spool: power cuts and damage at any moment, against what must arrive."""
+"""A simulated robot with a spool, power cuts and damage at any moment."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Robot(Simulation):
         self.rotten: set[str] = set()  # damaged on disk
         self.folder = folder
         self.receiver = Committing()
-        self.safe: set[str] = set()  # on the robot's disk once
+        self.safe: set[str] = set()  # were on the robot's disk
         self.protocol = self.start()
 
     def start(self) -> ProducerProtocol:
@@ -129,7 +129,9 @@ class Robot(Simulation):
 
 
 @pytest.mark.parametrize("rots", [False, True])
-def test_what_was_on_disk_arrives_once_and_in_order(rots: bool, tmp_path: Path) -> None:
+def test_spooled_samples_arrive_once_and_in_order_after_power_cuts_and_damage(
+    rots: bool, tmp_path: Path
+) -> None:
     rng = Random(0)
     for number in range(20):
         robot = Robot(rng, tmp_path / str(number), rots)
@@ -149,7 +151,7 @@ def test_what_was_on_disk_arrives_once_and_in_order(rots: bool, tmp_path: Path) 
         spool.close()
 
 
-def test_a_packet_damaged_after_it_was_sent_shifts_no_sequence(spool: Spool) -> None:
+def test_damage_of_a_sent_packet_in_the_spool_shifts_no_sequence(spool: Spool) -> None:
     """The receiver has "1" to "3" and could not acknowledge them. "2" is damaged on this disk."""
     outbox = Outbox(Packer(1 << 20, 1), 0.2, spool, buffer_bytes=4)
     protocol = ProducerProtocol(Hello("a", spool.epoch, 1), outbox, reason="")
@@ -186,7 +188,7 @@ def test_a_packet_damaged_after_it_was_sent_shifts_no_sequence(spool: Spool) -> 
     spool.close()
 
 
-def test_packets_that_a_full_disk_kept_in_memory_come_first_once_it_has_room(spool: Spool) -> None:
+def test_packets_arrive_in_order_when_a_full_spool_gets_room_again(spool: Spool) -> None:
     outbox = Outbox(Packer(1 << 20, 1), 0.2, spool, buffer_bytes=16 * packet("1").size)
     protocol = ProducerProtocol(Hello("a", spool.epoch, 1), outbox, reason="")
     arrived: list[str] = []

@@ -1,4 +1,4 @@
-"""Two producers of one name: who goes on and who is refused, at a real receiver."""
+"""Two producers of one name at a real receiver: one continues, and one is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stream_ssl.wire import Ack, Data, Hello, Nack
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """Of a receiver."""
+    """The address of a receiver."""
     journal = Journal(tmp_path / "journal", budget=1 << 26)
     receiver = Receiver(journal, ConsumerOffsets(tmp_path), "tcp://127.0.0.1:0")
     stop = threading.Event()
@@ -37,7 +37,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     journal.close()
 
 
-def test_a_second_producer_of_a_running_ones_name_is_refused(
+def test_a_second_producer_with_the_name_of_a_running_one_is_refused(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_protocol, "SUPERSEDED_SECONDS", 1.5)
@@ -54,7 +54,7 @@ def test_a_second_producer_of_a_running_ones_name_is_refused(
         assert (first.stats.acked.samples, first.stats.reconnects) == (2, 0)
 
 
-def test_takeover_displaces_the_running_one(address: str) -> None:
+def test_takeover_displaces_the_running_producer(address: str) -> None:
     first = Producer(address, "robot")
     first.connect()
     with Producer(address, "robot", takeover=True, linger=0.01) as second:
@@ -84,7 +84,7 @@ def test_a_clock_that_stepped_back_does_not_stop_a_robot(
         after.flush()
 
 
-def test_the_name_is_asked_for_before_it_is_claimed() -> None:
+def test_a_producer_asks_for_its_name_before_claiming_the_name() -> None:
     with Peer() as peer, Producer(peer.address, "a", linger=0.01) as producer:
         asked = peer.welcome()
         assert asked.epoch == 0
@@ -103,7 +103,7 @@ def test_the_name_is_asked_for_before_it_is_claimed() -> None:
         assert peer.welcome().epoch == producer._protocol.hello.epoch
 
 
-def test_no_data_leaves_before_the_name_is_claimed() -> None:
+def test_a_producer_sends_data_only_after_it_has_claimed_its_name() -> None:
     with Peer() as peer, Producer(peer.address, "a", packet_samples=1) as producer:
         producer.send(image(), id="x")
         peer.welcome()
@@ -113,7 +113,7 @@ def test_no_data_leaves_before_the_name_is_claimed() -> None:
         producer.flush()
 
 
-def test_superseded_while_connected_is_the_end() -> None:
+def test_a_connected_producer_that_is_superseded_ends_as_refused() -> None:
     with Peer() as peer:
         producer = Producer(peer.address, "a")
         peer.welcome()

@@ -1,4 +1,4 @@
-"""The samples that `produce` sends of a source, and the lines that it logs."""
+"""The samples of a source that `produce` sends, and the lines that it logs."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ from stream_ssl.producers.sources.live import Live
 
 
 class Listed:
-    """Grey squares of these sides."""
+    """A source of grey squares with given sides."""
 
     name = "listed"
 
@@ -38,7 +38,7 @@ def test_a_sample_that_is_too_large_is_counted_and_the_rest_is_sent(caplog):
     assert "left out: 2 too large" in caplog.text
 
 
-def test_a_position_that_no_packet_holds_ends_the_command_in_one_line():
+def test_a_position_that_exceeds_a_packet_ends_produce_with_one_line():
     class Wordy(Listed):
         def samples(self, position=None):
             yield from ((sample, "x" * 4000) for sample, _ in super().samples(position))
@@ -53,8 +53,8 @@ def test_a_position_that_no_packet_holds_ends_the_command_in_one_line():
         produce.send_all(Shaped(Wordy(4)), producer, 10.0, threading.Event())
 
 
-def test_a_source_that_the_receiver_has_already_sends_nothing_and_says_so(caplog):
-    """Else "0 samples on the receiver's disk" is all that a second run says."""
+def test_produce_says_nothing_to_send_when_the_receiver_has_the_whole_source(caplog):
+    """Otherwise a second run would say only "0 samples on the receiver's disk"."""
     caplog.set_level(logging.INFO)
     with Peer() as peer:
         for new in (True, False):
@@ -65,8 +65,8 @@ def test_a_source_that_the_receiver_has_already_sends_nothing_and_says_so(caplog
         assert len(peer.journal) == 1
 
 
-def test_a_source_that_waits_and_cannot_be_stopped_is_named(monkeypatch):
-    """A first signal has no effect on it, and the user must learn of the second."""
+def test_produce_warns_about_a_waiting_source_that_cannot_be_stopped(monkeypatch):
+    """A first signal has no effect on this source, and the user must learn about a second one."""
     monkeypatch.setattr(produce, "SOURCE_SECONDS", 0.1)
     stop, told = threading.Event(), threading.Event()
     monkeypatch.setattr(produce.log, "warning", lambda text, *_: told.set())

@@ -23,7 +23,7 @@ SERVER = Path(__file__).with_name("rtsp_server.py")
 
 @contextmanager
 def rtsp_server(port="0"):
-    """Yields the process and its port."""
+    """Yield the process and its port."""
     process = subprocess.Popen(
         ["/usr/bin/python3", str(SERVER), port], stdout=subprocess.PIPE, text=True
     )
@@ -36,7 +36,7 @@ def rtsp_server(port="0"):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "udp"])
-def test_frames_come_at_the_cameras_rate(transport):
+def test_frames_arrive_at_the_rate_of_the_camera(transport):
     with rtsp_server() as (_, port):
         url = f"rtsp://robot:secret@127.0.0.1:{port}/camera"
         stream = Camera(url, rtsp_transport=transport).samples()
@@ -56,12 +56,12 @@ def test_fps_and_key_frames_thin_a_live_stream():
             stream = source.samples()
             times = [next(stream)[0].time for _ in range(6)]
             source.stop()
-            # The first frames may come before the stream's clock is known: by the clock of here.
+            # Frames before the stream's clock is known get their times from this machine.
             between = median(after - before for before, after in pairwise(times))
             assert between == pytest.approx(apart, rel=0.15)
 
 
-def test_a_camera_that_reboots_is_found_again(caplog):
+def test_the_source_reconnects_to_a_rebooted_camera(caplog):
     caplog.set_level(logging.INFO)
     with rtsp_server() as (first, port):
         url = f"rtsp://robot:secret@127.0.0.1:{port}/camera"
@@ -79,7 +79,7 @@ def test_a_camera_that_reboots_is_found_again(caplog):
     assert "secret" not in caplog.text
 
 
-def test_a_wrong_password_is_named():
+def test_the_error_names_a_wrong_password():
     with rtsp_server() as (_, port):
         url = f"rtsp://robot:wrong@127.0.0.1:{port}/camera"
         with pytest.raises(SourceError, match="401 Unauthorized"):
