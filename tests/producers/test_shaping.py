@@ -28,7 +28,7 @@ from stream_ssl.wire.sample import MAX_ID_BYTES, Sample
 
 @pytest.fixture
 def balanced(tmp_path):
-    """Ten classes in equal parts, 8 x 8 grey, endless, the index in the id."""
+    """An endless source of ten classes in equal parts, 8 x 8 grey, with the index in the id."""
     write_idx(tmp_path, "train", pixels(1000, 8, 8), np.arange(1000) % 10, packed=False)
     return IdxDataset(tmp_path, epochs=None)
 
@@ -38,7 +38,7 @@ def labels(samples):
 
 
 @table("bias", [1, 9])
-def test_the_dominant_class_has_the_share_of_the_law(balanced, bias):
+def test_the_dominant_class_is_bias_times_as_frequent_as_each_other_class(balanced, bias):
     count = 4000
     label = labels(draw(Shaped(balanced, bias=bias, dominant=4), count))
     share = np.bincount(label, minlength=10) / count
@@ -47,7 +47,7 @@ def test_the_dominant_class_has_the_share_of_the_law(balanced, bias):
         assert sigmas(share[other], 1 / (bias + 9), count) < 5
 
 
-def test_thinning_takes_nothing_twice_in_an_epoch(tmp_path):
+def test_a_biased_epoch_contains_no_sample_twice(tmp_path):
     write_idx(tmp_path, "train", pixels(1000, 8, 8), np.arange(1000) % 10, packed=False)
     shaped = Shaped(IdxDataset(tmp_path, epochs=1), bias=3, window=100)
     ids = [sample.id for sample, _ in shaped.samples()]
@@ -55,7 +55,7 @@ def test_thinning_takes_nothing_twice_in_an_epoch(tmp_path):
     assert 100 + 9 * 25 < len(ids) < 100 + 9 * 42
 
 
-def test_iid_permutes_within_the_window_only(balanced):
+def test_iid_permutes_samples_only_within_each_window(balanced):
     plain = [sample.id for sample in draw(balanced, 400)]
     mixed = [sample.id for sample in draw(Shaped(balanced, order="iid", window=100), 400)]
     for start in range(0, 400, 100):
@@ -69,7 +69,7 @@ def test_iid_neighbours_are_independent():
     assert sigmas(np.mean(label[1:] == label[:-1]), 0.25, 20_000) < 5
 
 
-def test_sequential_is_class_after_class_within_the_window(balanced):
+def test_sequential_sorts_each_window_by_class(balanced):
     shaped = Shaped(balanced, order="sequential", window=200)
     label = labels(draw(shaped, 1000)).reshape(5, 200)
     assert np.array_equal(label, np.sort(label, axis=1))
@@ -77,7 +77,7 @@ def test_sequential_is_class_after_class_within_the_window(balanced):
     assert np.bincount(label.ravel()).tolist() == [100] * 10
 
 
-def test_blurred_mixes_the_borders_and_only_these(balanced):
+def test_blurred_mixes_classes_only_at_their_borders(balanced):
     window, blur = 1000, 30
     shaped = Shaped(balanced, order="blurred", blur=blur, window=window)
     label = labels(draw(shaped, window))
@@ -91,7 +91,7 @@ def test_blurred_mixes_the_borders_and_only_these(balanced):
     assert np.abs(places - (np.arange(10) * 100 + 49.5)).max() < blur
 
 
-def test_keep_holds_nothing_back(tmp_path):
+def test_keep_sends_each_sample_before_the_next_is_read(tmp_path):
     """A live source's sample goes out before the next has come."""
     taken = []
 
@@ -112,7 +112,7 @@ def test_keep_holds_nothing_back(tmp_path):
 
 
 @pytest.mark.parametrize(("duplicates", "near"), [(0.2, 1.0), (0.5, 0.25), (0.9, 0.0)])
-def test_duplicates_have_their_share_of_the_output(duplicates, near):
+def test_duplicates_and_near_duplicates_have_the_given_shares(duplicates, near):
     source, count = Synthetic(size=4, shift=0), 12_000
     samples = draw(Shaped(source, duplicates=duplicates, near=near, order="iid"), count)
     repeated = [sample for sample in samples if sample.meta]
@@ -128,7 +128,7 @@ def test_duplicates_have_their_share_of_the_output(duplicates, near):
     assert sigmas(after.mean(), duplicates, len(after)) < 5
 
 
-def test_duplicates_name_a_recent_original_and_are_near_it():
+def test_each_duplicate_names_a_recent_original_and_resembles_that_original():
     samples = draw(Shaped(Synthetic(size=16), duplicates=0.4, near=0.5, recent=20), 3000)
     assert len({sample.id for sample in samples}) == 3000
     originals, last = {}, []
@@ -147,7 +147,7 @@ def test_duplicates_name_a_recent_original_and_are_near_it():
             assert 0 < distance < 40  # noise of neighbours is 48 levels, and a shift moves it
 
 
-def test_a_jitter_is_small_on_smooth_images_and_never_nothing():
+def test_a_jitter_changes_every_image_and_a_smooth_one_only_a_little():
     rng = np.random.default_rng(0)
     ramp = np.repeat(np.arange(0, 256, 8, dtype=np.uint8)[None, :, None], 32, axis=0)
     for _ in range(200):
@@ -174,7 +174,7 @@ def test_raw_images_can_pass_through_jpeg(channels):
 
 
 @table("kind", ["PNG", "JPEG", "WEBP"])
-def test_encoded_images_are_encoded_anew(tmp_path, kind):
+def test_near_duplicates_of_encoded_images_are_new_jpegs_of_the_same_size(tmp_path, kind):
     write_images(tmp_path / "ant", 5, kind)
     samples = draw(Shaped(ImageFolder(tmp_path), duplicates=0.8), 60)
     originals = {
@@ -195,7 +195,7 @@ def test_encoded_images_are_encoded_anew(tmp_path, kind):
         assert before.shape == after.shape
 
 
-def test_encoding_anew_keeps_the_image_upright():
+def test_a_near_duplicate_of_a_rotated_jpeg_is_stored_upright():
     turned = Image.fromarray(np.zeros((4, 8, 3), np.uint8))
     file = io.BytesIO()
     exif = turned.getexif()
@@ -207,7 +207,7 @@ def test_encoding_anew_keeps_the_image_upright():
         assert 0x0112 not in image.getexif()
 
 
-def test_what_cannot_be_decoded_is_repeated_as_it_is():
+def test_an_image_that_cannot_be_decoded_is_repeated_unchanged():
     whole = encoded(pixels(1, 9, 9, 3)[0])
     colour_type = whole[:25] + b"\x03" + whole[26:]  # numbers of colours, without a palette
     coloured = colour_type[:29] + zlib.crc32(colour_type[12:29]).to_bytes(4, "big") + whole[33:]
@@ -218,7 +218,7 @@ def test_what_cannot_be_decoded_is_repeated_as_it_is():
         assert copy.meta == {"duplicate_of": "a", "duplicate": "exact"}
 
 
-def test_repeating_keeps_within_the_wires_limits():
+def test_duplicates_of_samples_with_long_ids_and_meta_keep_to_the_wires_limits():
     original = Sample("i" * MAX_ID_BYTES, b"x", shape=(1, 1, 1), meta={"long": "y" * 4080})
     first, second = (repeat(original, number, None, np.random.default_rng(0)) for number in "12")
     assert len(first.id) <= MAX_ID_BYTES
@@ -226,7 +226,7 @@ def test_repeating_keeps_within_the_wires_limits():
     assert first.meta["duplicate_of"] == original.id
 
 
-def test_without_pillow_the_error_carries_the_command(monkeypatch):
+def test_the_error_about_missing_pillow_contains_the_command_to_install_pillow(monkeypatch):
     sample = Sample("a", encoded(pixels(1, 9, 9, 3)[0]), "png")
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"pip install 'stream-ssl\[images\]'"):
@@ -245,7 +245,7 @@ def test_without_pillow_the_error_carries_the_command(monkeypatch):
         (Shift, {}, "give a labelled source"),
     ],
 )
-def test_labels_are_asked_for_where_they_are_needed(tmp_path, cls, settings, remedy):
+def test_streams_by_class_refuse_a_source_without_labels(tmp_path, cls, settings, remedy):
     write_images(tmp_path, 2)
     watched = WatchedFolder(tmp_path, settle_seconds=0, idle_seconds=0)
     with pytest.raises(ValueError, match=rf"sample '000.png#.*carries no label.*{remedy}"):
@@ -262,7 +262,7 @@ def test_the_limit_counts_from_the_start_of_the_stream(balanced):
     assert len(list(longer.samples(stream[-1][1]))) == 15
 
 
-def test_other_settings_do_not_fit_a_position(balanced):
+def test_a_position_of_other_settings_is_refused(balanced):
     _, position = next(Shaped(balanced, bias=3, seed=1).samples())
     with pytest.raises(ValueError, match="bias was 3 and is 9; seed was 1 and is 2"):
         Shaped(balanced, bias=9, seed=2).samples(position)
@@ -294,7 +294,7 @@ OUT_OF_RANGE = {
 
 
 @table("cls", OUT_OF_RANGE)
-def test_an_argument_out_of_range_is_named(balanced, cls):
+def test_every_shape_names_an_argument_that_is_out_of_range(balanced, cls):
     for one in (*OUT_OF_RANGE[cls], "seed -1"):
         name, _, value = one.partition(" ")
         number = float(value) if "." in value or value == "nan" else int(value)

@@ -40,7 +40,7 @@ listed = functools.cache(Listed)
 
 @pytest.fixture
 def balanced(tmp_path):
-    """Ten classes of 100 images each, 8 x 8 grey, one pass in random order."""
+    """One pass over ten classes of 100 images each, 8 x 8 grey, in random order."""
     write_idx(tmp_path, "train", pixels(1000, 8, 8), np.arange(1000) % 10, packed=False)
     return IdxDataset(tmp_path)
 
@@ -50,7 +50,7 @@ def labels(source):
 
 
 @pytest.mark.parametrize("kind", ["incremental", "blurred", "blocks", "concurrent"])
-def test_every_sample_comes_once_and_a_task_keeps_the_sources_order(balanced, kind):
+def test_every_sample_comes_once_and_each_task_keeps_the_order_of_the_source(balanced, kind):
     stream = Continual(balanced, kind, **KINDS[kind])
     ids = [sample.id for sample in draw(stream)]
     assert sorted(ids) == sorted(sample.id for sample in draw(balanced))
@@ -59,7 +59,7 @@ def test_every_sample_comes_once_and_a_task_keeps_the_sources_order(balanced, ki
         assert [sample.id for sample in draw(stream) if sample.label in task] == given
 
 
-def test_incremental_is_task_after_task(balanced):
+def test_incremental_sends_one_task_after_the_other(balanced):
     task = labels(Continual(balanced, "incremental", tasks=5)) // 2
     assert np.array_equal(task, np.repeat(np.arange(5), 200))
     # Within a task the classes are mixed, as in the source.
@@ -67,7 +67,7 @@ def test_incremental_is_task_after_task(balanced):
     assert 60 < np.count_nonzero(label[1:] != label[:-1]) < 140
 
 
-def test_classes_form_tasks_in_a_drawn_order(balanced):
+def test_shuffle_classes_assigns_classes_to_tasks_by_the_seed(balanced):
     plain = Continual(balanced, "incremental", tasks=3)
     assert plain.tasks == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
     drawn = [Continual(balanced, tasks=3, shuffle_classes=True, seed=s).tasks for s in (1, 1, 2)]
@@ -77,12 +77,12 @@ def test_classes_form_tasks_in_a_drawn_order(balanced):
     assert set(labels(stream)[:400]) == set(drawn[0][0])
 
 
-def test_a_task_ends_after_so_many_samples(balanced):
+def test_per_task_limits_the_samples_of_each_task(balanced):
     task = labels(Continual(balanced, "incremental", tasks=5, per_task=30)) // 2
     assert np.array_equal(task, np.repeat(np.arange(5), 30))
 
 
-def test_blurred_rises_evenly_across_a_boundary_and_is_pure_beyond():
+def test_blurred_mixes_two_tasks_in_proportion_only_near_their_border():
     source = listed(2)
     blur = 4000
     label = labels(Continual(source, "blurred", classes=2, blur=blur))
@@ -90,7 +90,7 @@ def test_blurred_rises_evenly_across_a_boundary_and_is_pure_beyond():
     assert (label[: border - blur] == 0).all()
     assert (label[border + blur :] == 1).all()
     zone = label[border - blur : border + blur]
-    # The ends are left out: there the draws have to make up for what was drawn before.
+    # The test leaves the ends out, because draws there depend on the earlier draws.
     for part, law in zip(np.array_split(zone, 10)[:9], np.arange(0.05, 0.9, 0.1), strict=True):
         assert sigmas(part.mean(), law, len(part)) < 5
 
@@ -104,7 +104,7 @@ def test_blocks_hold_one_task_and_rounds_visit_every_task(balanced):
     assert len({tuple(order) for order in visited.tolist()}) > 5  # a new order in each round
 
 
-def test_what_is_over_comes_as_a_shorter_block(balanced):
+def test_blocks_send_the_rest_of_a_task_as_a_shorter_block(balanced):
     task = labels(Continual(balanced, "blocks", tasks=5, block=150)) // 2
     lengths = [len(list(run)) for _, run in itertools.groupby(task.tolist())]
     assert sum(lengths) == 1000
@@ -113,7 +113,7 @@ def test_what_is_over_comes_as_a_shorter_block(balanced):
         assert np.count_nonzero(task == number) == 200
 
 
-def test_concurrent_tasks_share_the_stream_evenly_and_are_replaced():
+def test_concurrent_tasks_share_the_stream_evenly_and_follow_in_order():
     source = listed(5)
     label = labels(Continual(source, "concurrent", classes=5, concurrent=2))
     start = label[:6000]
@@ -128,7 +128,7 @@ def test_concurrent_tasks_share_the_stream_evenly_and_are_replaced():
 
 
 @pytest.mark.parametrize(("kind", "rho"), [("keep", 9), ("incremental", 27), ("incremental", 1)])
-def test_one_class_is_so_many_times_as_frequent(kind, rho):
+def test_the_first_class_is_imbalance_times_as_frequent_as_each_other_class(kind, rho):
     source = listed(10)
     counts = np.bincount(labels(Continual(source, kind, imbalance=rho)), minlength=10)
     plain = np.bincount(labels(source), minlength=10)
@@ -140,7 +140,7 @@ def test_one_class_is_so_many_times_as_frequent(kind, rho):
             assert sigmas(counts[other] / plain[other], 1 / rho, plain[other]) < 5
 
 
-def test_a_long_tail_falls_by_one_factor():
+def test_the_tail_profile_reduces_class_counts_by_a_constant_factor():
     source = listed(10)
     counts = np.bincount(labels(Continual(source, imbalance=100, profile="tail")), minlength=10)
     plain = np.bincount(labels(source), minlength=10)
@@ -149,20 +149,20 @@ def test_a_long_tail_falls_by_one_factor():
         assert abs(counts[label] - plain[label] * law) <= 5 * np.sqrt(plain[label] * law)
 
 
-def test_shares_follow_the_order_of_the_tasks():
+def test_kept_shares_follow_the_order_of_the_tasks():
     assert kept_shares(np.array([2, 0, 1]), 5.0, "one").tolist() == [0.2, 0.2, 1.0]
     assert kept_shares(np.array([0]), 5.0, "tail").tolist() == [1.0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_goes_on_exactly_after_every_position(balanced, kind):
+def test_a_continual_stream_resumes_exactly_after_every_position(balanced, kind):
     settings = {"seed": 3, "imbalance": 2, **KINDS[kind]}
     stream = check_goes_on(lambda: Continual(balanced, kind, **settings), every=61)
     assert len(stream) > 300
 
 
 @table("kind", KINDS)
-def test_a_seed_names_one_stream(balanced, kind):
+def test_equal_seeds_give_the_same_continual_stream(balanced, kind):
     first, again, other = (
         [s.id for s in draw(Continual(balanced, kind, seed=seed, imbalance=2, **more))]
         for seed in (1, 1, 2)
@@ -172,7 +172,7 @@ def test_a_seed_names_one_stream(balanced, kind):
     assert first != other
 
 
-def test_nothing_is_read_ahead_of_what_is_taken():
+def test_a_continual_stream_reads_its_source_only_as_samples_are_taken():
     taken = []
 
     class Counted(Synthetic):
@@ -189,7 +189,7 @@ def test_nothing_is_read_ahead_of_what_is_taken():
     assert len(taken) < 400
 
 
-def test_a_shaped_continual_stream_goes_on(balanced):
+def test_a_shaped_continual_stream_resumes_after_every_position(balanced):
     def build():
         inner = Continual(balanced, "blocks", tasks=2, block=25)
         return Shaped(inner, duplicates=0.3, near=0, window=40)
@@ -197,7 +197,7 @@ def test_a_shaped_continual_stream_goes_on(balanced):
     check_goes_on(build, every=333)
 
 
-def test_other_settings_do_not_fit_a_position(balanced, tmp_path):
+def test_a_position_of_other_settings_or_without_a_count_is_refused(balanced, tmp_path):
     _, position = next(Continual(balanced, "incremental", tasks=5).samples())
     with pytest.raises(ValueError, match="kind was 'incremental' and is 'blocks'"):
         Continual(balanced, "blocks", tasks=5).samples(position)
@@ -209,7 +209,7 @@ def test_other_settings_do_not_fit_a_position(balanced, tmp_path):
             Continual(balanced, "incremental", tasks=5).samples(position | {"at": broken})
 
 
-def test_endless_sources_need_an_end_of_tasks(tmp_path):
+def test_an_endless_source_is_refused_unless_per_task_ends_each_task(tmp_path):
     write_idx(tmp_path, "train", pixels(20, 8, 8), np.arange(20) % 10, packed=False)
     endless = IdxDataset(tmp_path, epochs=None)
     with pytest.raises(ValueError, match="never ends, so its first task would not"):

@@ -13,13 +13,13 @@ from stream_ssl.producers.shaping.episodes import crop_resized
 
 
 def runs(samples):
-    """Frames of each image."""
+    """Return the number of frames of each image."""
     origins = [(sample.meta or {}).get("duplicate_of", sample.id) for sample in samples]
     return [len(list(run)) for _, run in itertools.groupby(origins)]
 
 
 @pytest.mark.parametrize(("rate", "alpha"), [(1.0, 0.8), (0.2, 1.2)])
-def test_stalls_have_a_pareto_law(rate, alpha):
+def test_the_lengths_of_stalls_follow_a_pareto_law(rate, alpha):
     lengths = np.array([Stalls(small(), rate, alpha, longest=50)._length(n) for n in range(20_000)])
     assert lengths.max() == 50
     stalled = lengths[lengths > 1]
@@ -30,7 +30,7 @@ def test_stalls_have_a_pareto_law(rate, alpha):
         assert abs(np.mean(stalled >= least) - chance) < error < 0.05
 
 
-def test_the_longest_stalls_do_not_overflow():
+def test_stalls_of_a_heavy_tail_keep_to_the_longest_length():
     stalls = Stalls(small(), rate=1.0, alpha=0.01, longest=100)
     assert {stalls._length(number) for number in range(1000)} <= set(range(2, 101))
 
@@ -52,7 +52,7 @@ def test_a_stall_repeats_one_image_exactly_and_images_keep_their_order():
     assert len({s.id for s in stream}) == len(stream)
 
 
-def test_a_video_has_so_many_frames_of_each_image_all_different():
+def test_a_video_sends_the_given_number_of_different_frames_of_each_image():
     source = small(count=12)
     stream = draw(Video(source, frames=7))
     assert runs(stream) == [7] * 12
@@ -97,7 +97,7 @@ def test_a_still_video_without_noise_is_the_image():
         assert sample.meta["duplicate"] == "exact"
 
 
-def test_noise_keeps_to_its_bound():
+def test_the_noise_of_a_video_keeps_to_its_bound():
     source = small(count=5)
     noisy = draw(Video(source, frames=4, zoom=0.0, noise=3))
     plain = [image for image in draw(source) for _ in range(4)]
@@ -115,7 +115,7 @@ def test_noise_keeps_to_its_bound():
         lambda: Video(small(count=60), frames=6, seed=4),
     ],
 )
-def test_goes_on_exactly_after_every_position(build):
+def test_stalls_and_videos_resume_exactly_after_every_position(build):
     stream = check_goes_on(build, every=7, ahead=30)
     assert len(stream) > 300
     other = build()
@@ -124,7 +124,7 @@ def test_goes_on_exactly_after_every_position(build):
         other.samples(stream[9][1])
 
 
-def test_a_shaped_video_goes_on():
+def test_a_shaped_video_resumes_after_every_position():
     def build():
         return Shaped(Video(small(), frames=5), duplicates=0.2, window=16, limit=100)
 

@@ -39,11 +39,11 @@ def test_parked_frames_have_their_share_in_the_long_run(share):
     variance = (1 - share) ** 2 * stretch * (stretch - 1) + share**2 * drive * (drive - 1)
     error = math.sqrt(variance / turn / count)
     assert abs(standing.mean() - share) < 4.5 * error
-    assert 4.5 * error < 0.08  # so that the line above can fail
+    assert 4.5 * error < 0.08  # otherwise the line above could not fail
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_stretches_and_drives_alternate_and_have_the_law_of_their_lengths():
+def test_stretches_and_drives_alternate_with_geometric_lengths():
     scenes = np.array([scene_of(s) for s in draw(Parked(small(), 0.75, 3, stretch=12), 20_000)])
     standing = scenes >= 0
     assert standing[0]
@@ -60,7 +60,7 @@ def test_stretches_and_drives_alternate_and_have_the_law_of_their_lengths():
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_every_round_is_parked_before_each_scene_once():
+def test_each_round_visits_every_scene_once_in_a_new_order():
     scenes = [scene_of(s) for s in draw(Parked(small(), 0.8, 5, stretch=6), 10_000)]
     visits = [scene for scene, _ in itertools.groupby(scenes) if scene >= 0]
     rounds = np.array(visits[: len(visits) // 5 * 5]).reshape(-1, 5)
@@ -73,7 +73,7 @@ def test_every_round_is_parked_before_each_scene_once():
     assert error < count.mean() / 10
 
 
-def test_scenes_are_the_first_images_and_drives_have_the_others_each_once():
+def test_scenes_repeat_the_first_images_and_drives_send_each_other_image_once():
     source = small(count=400)
     plain = draw(source)
     stream = draw(Parked(source, 0.6, 3, stretch=8))
@@ -89,7 +89,7 @@ def test_scenes_are_the_first_images_and_drives_have_the_others_each_once():
     assert len({s.id for s in stream}) == len(stream)
 
 
-def test_a_parked_frame_is_near_its_scene_within_the_bounds():
+def test_a_parked_frame_differs_from_its_scene_within_the_given_bounds():
     # One level a pixel to the right: a move changes a pixel by as many levels, at an edge by less.
     ramp = np.repeat(np.arange(100, 132, dtype=np.uint8)[None, :, None], 32, axis=0)
     rng = np.random.default_rng(0)
@@ -116,7 +116,7 @@ def test_a_parked_frame_is_near_its_scene_within_the_bounds():
         assert seen_again(black, rng, 0, 0.5, 8).max() <= 8
 
 
-def test_frames_of_a_scene_look_more_alike_than_scenes_do():
+def test_frames_of_one_scene_resemble_each_other_more_than_different_scenes():
     stream = draw(Parked(Synthetic(size=32, noise=8), 0.9, 4, stretch=40), 1500)
     frames = [s for s in stream if scene_of(s) >= 0]
     level = np.stack([pixels_of(s).ravel() for s in frames]).astype(float)
@@ -139,7 +139,7 @@ def test_a_still_camera_sends_exact_copies():
             assert sample.meta["duplicate"] == "exact"
 
 
-def test_encoded_images_are_encoded_anew(tmp_path):
+def test_parked_frames_of_encoded_images_are_jpegs_of_the_same_size(tmp_path):
     write_images(tmp_path / "a", 6)
     grey = encoded(pixels(1, 6, 5, 1)[0])
     (tmp_path / "a" / "000.png").write_bytes(grey)
@@ -163,7 +163,7 @@ def test_encoded_images_are_encoded_anew(tmp_path):
     ids=["parked", "video", "popularity"],
 )
 @pytest.mark.parametrize("kind", ["damaged", "too large", "too wide"])
-def test_an_image_that_cannot_be_changed_is_sent_as_it_is(tmp_path, monkeypatch, shaped, kind):
+def test_an_image_that_cannot_be_changed_is_sent_unchanged(tmp_path, monkeypatch, shaped, kind):
     """An error would end the command there at each start. The learner counts and names it."""
     first, *_ = write_images(tmp_path / "a", 3)
     if kind == "damaged":
@@ -183,22 +183,22 @@ def test_an_image_that_cannot_be_changed_is_sent_as_it_is(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("settings", [{}, {"share": 0.5, "scenes": 3, "stretch": 5}])
-def test_goes_on_exactly_after_every_position(settings):
+def test_a_parked_stream_resumes_exactly_after_every_position(settings):
     def build():
         return Parked(small(count=300, duplicates=0.2), **settings, seed=4)
 
     check_goes_on(build, every=37, starts=700, ahead=60)
 
 
-def test_a_finite_source_ends_the_stream_and_its_end_is_a_position():
+def test_a_parked_stream_ends_with_its_source_and_resumes_at_the_end():
     stream = list(Parked(small(count=40), 0.7, 4, stretch=9).samples())
     assert sum(scene_of(s) < 0 for s, _ in stream) == 36
     again = Parked(small(count=40), 0.7, 4, stretch=9)
-    # A drive was due and the source had nothing more for it.
+    # A drive was due, and the source had no image left for it.
     assert list(again.samples(stream[-1][1])) == []
 
 
-def test_a_seed_names_one_stream():
+def test_equal_seeds_give_the_same_parked_stream():
     first, again, other = (
         [(s.id, s.data) for s in draw(Parked(small(), 0.9, 4, seed=seed), 500)]
         for seed in (1, 1, 2)
@@ -207,14 +207,14 @@ def test_a_seed_names_one_stream():
     assert first != other
 
 
-def test_a_shaped_parked_stream_goes_on():
+def test_a_shaped_parked_stream_resumes_after_every_position():
     def build():
         return Shaped(Parked(small(), 0.8, 3, stretch=10), duplicates=0.2, window=16, limit=200)
 
     assert len(check_goes_on(build, every=77)) == 200
 
 
-def test_a_long_id_still_names_one_frame():
+def test_parked_frames_of_images_with_long_ids_have_different_ids():
     class Long:
         name = "long"
 
@@ -228,7 +228,7 @@ def test_a_long_id_still_names_one_frame():
     assert all(scene_of(s) in (0, 1) or s.meta is None for s in stream)
 
 
-def test_other_settings_and_other_scenes_do_not_fit_a_position(tmp_path):
+def test_a_position_of_other_settings_or_other_scenes_is_refused(tmp_path):
     write_idx(tmp_path, "train", pixels(100, 4, 4), np.arange(100) % 10, packed=False)
 
     def build(**more):
@@ -237,7 +237,7 @@ def test_other_settings_and_other_scenes_do_not_fit_a_position(tmp_path):
     _, position = next(build(share=0.9).samples())
     with pytest.raises(ValueError, match=r"share was 0\.9 and is 0\.8"):
         build(share=0.8).samples(position)
-    with pytest.raises(ValueError, match="seed was 0 and is 7"):  # at once, of the inner source
+    with pytest.raises(ValueError, match="seed was 0 and is 7"):  # the inner source refuses at once
         Parked(IdxDataset(tmp_path, seed=7), share=0.9, scenes=2).samples(position)
     folder = tmp_path / "in"
     first, *_ = write_images(folder, 5)
@@ -249,12 +249,12 @@ def test_other_settings_and_other_scenes_do_not_fit_a_position(tmp_path):
         next(gone.samples(position))
 
 
-def test_scenes_are_asked_for():
+def test_a_source_with_fewer_images_than_scenes_is_refused():
     with pytest.raises(ValueError, match="has 5 images, and scenes is 16: set scenes to fewer"):
         draw(Parked(small(count=5)))
 
 
-def test_a_vector_is_refused_with_what_repeats_vectors() -> None:
+def test_the_refusal_of_a_vector_names_the_option_that_repeats_vectors() -> None:
     sample = Sample.from_vector(np.ones(4, np.float32), "a")
     with pytest.raises(SourceError, match=r"is a vector.*--shape\.duplicates"):
         parked.pixels_of(sample)

@@ -1,4 +1,4 @@
-"""Images are met by the law of their rank."""
+"""Images appear by the law of their rank."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from stream_ssl.producers.sources import IdxDataset
 
 
 @pytest.mark.parametrize("exponent", [0.0, 1.2])
-def test_an_image_is_met_in_proportion_to_its_rank(exponent):
+def test_images_appear_in_proportion_to_the_power_law_of_their_ranks(exponent):
     images, count = 30, 5_000
     stream = draw(Popularity(small(), images, exponent, noise=0, shift=0), count)
     found = np.bincount([s.meta["rank"] for s in stream], minlength=images + 1)
@@ -23,7 +23,7 @@ def test_an_image_is_met_in_proportion_to_its_rank(exponent):
     assert error[0] < count * chance[0]
 
 
-def test_what_is_met_is_a_near_duplicate_under_an_id_of_its_own():
+def test_each_appearance_is_a_near_duplicate_with_an_id_of_its_own():
     source = small(count=20)
     plain = draw(source, 20)
     stream = draw(Popularity(source, 20, shift=0, noise=3), 300)
@@ -41,13 +41,13 @@ def test_what_is_met_is_a_near_duplicate_under_an_id_of_its_own():
     assert {s.meta["duplicate"] for s in exact} == {"exact"}
 
 
-def test_goes_on_exactly_after_every_position():
+def test_a_popularity_stream_resumes_exactly_after_every_position():
     stream = check_goes_on(lambda: Popularity(small(), 25, seed=4), 13, starts=150, ahead=40)
     other = [s.data for s in draw(Popularity(small(), 25, seed=5), 100)]
     assert other != [s.data for s, _ in stream[:100]]
 
 
-def test_other_settings_and_other_images_do_not_fit_a_position(tmp_path):
+def test_a_position_of_other_settings_or_other_images_is_refused(tmp_path):
     def build(seed, images=5):
         write_idx(tmp_path, "train", pixels(9, 4, 4, seed=seed), np.arange(9), packed=False)
         return Popularity(IdxDataset(tmp_path), images)

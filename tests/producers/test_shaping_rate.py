@@ -1,4 +1,4 @@
-"""The limit on samples per second, on a clock of our own."""
+"""The limit on samples per second, with a simulated clock."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from stream_ssl.producers.sources import Synthetic
 
 
 class Clock:
-    """Time passes in sleep, which oversleeps, and by hand."""
+    """A clock that advances in `sleep`, with a delay, and when the test sets it."""
 
     def __init__(self, late=0.0):
         self.now, self.late = 50.0, late
@@ -30,7 +30,7 @@ def limiter(rate, clock):
 
 @table("rate", [0.5, 10, 1000, 50_000])
 @table("late", [0.0, 0.0002])
-def test_the_average_is_the_rate(rate, late):
+def test_the_limiter_reaches_the_given_average_rate(rate, late):
     clock = Clock(late)
     limit = limiter(rate, clock)
     for _ in range(2001):
@@ -38,7 +38,7 @@ def test_the_average_is_the_rate(rate, late):
     assert 2000 / (clock.now - 50.0) == pytest.approx(rate, rel=0.01)
 
 
-def test_the_first_does_not_wait_and_the_next_does():
+def test_the_limiter_delays_the_second_sample_and_not_the_first():
     clock = Clock()
     limit = limiter(4, clock)
     limit.wait()
@@ -47,7 +47,7 @@ def test_the_first_does_not_wait_and_the_next_does():
     assert clock.now == pytest.approx(50.25)
 
 
-def test_a_pause_is_not_made_up_for():
+def test_the_limiter_allows_no_long_burst_after_a_pause():
     clock = Clock()
     limit = limiter(1000, clock)
     limit.wait()
@@ -57,7 +57,7 @@ def test_a_pause_is_not_made_up_for():
     assert clock.now == pytest.approx(3650 + 1.0, abs=0.01)
 
 
-def test_time_that_the_consumer_takes_counts():
+def test_the_limiter_subtracts_the_time_that_the_consumer_takes():
     clock = Clock()
     limit = limiter(100, clock)
     for _ in range(101):
@@ -72,7 +72,7 @@ def test_a_rate_that_is_not_positive_is_refused(rate):
         RateLimit(rate)
 
 
-def test_a_shaped_stream_keeps_the_rate_and_its_content(monkeypatch):
+def test_a_rate_limit_changes_the_speed_and_not_the_content_of_a_stream(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(shaped, "RateLimit", lambda rate, **_: limiter(rate, clock))
     source = Synthetic(size=2, shift=0)

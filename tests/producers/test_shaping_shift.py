@@ -1,4 +1,4 @@
-"""The dominant class changes, and its share is the share of the arguments."""
+"""The dominant class changes, and its share follows from the arguments."""
 
 import math
 
@@ -16,7 +16,7 @@ def small(**settings):
 
 
 @pytest.mark.parametrize("bias", [1.0, 20.0])
-def test_the_dominant_class_is_so_many_times_as_frequent(bias):
+def test_the_dominant_class_of_a_period_is_bias_times_as_frequent(bias):
     period = 4000
     shift = Shift(small(), classes=5, period=period, bias=bias)
     label = np.array([s.label for s in draw(shift, 5 * period)]).reshape(5, period)
@@ -30,7 +30,7 @@ def test_the_dominant_class_is_so_many_times_as_frequent(bias):
         assert np.abs(rest - (1 - chance) / 4).max() < 0.03
 
 
-def test_each_class_dominates_once_in_a_round_in_a_new_order():
+def test_each_class_dominates_once_in_each_round_and_the_order_changes():
     shift = Shift(small(), classes=5, period=10)
     rounds = np.array([shift.dominant(10 * phase) for phase in range(200)]).reshape(-1, 5)
     assert (np.sort(rounds, axis=1) == np.arange(5)).all()
@@ -38,7 +38,7 @@ def test_each_class_dominates_once_in_a_round_in_a_new_order():
     assert {shift.dominant(sent) for sent in range(10)} == {shift.dominant(0)}
 
 
-def test_samples_are_the_sources_in_its_order():
+def test_a_shifted_stream_keeps_the_order_of_its_source():
     source = small(count=3000)
     order = {sample.id: at for at, sample in enumerate(draw(source, 3000))}
     at = [order[s.id] for s in draw(Shift(source, 5, period=100), 10_000)]
@@ -46,7 +46,7 @@ def test_samples_are_the_sources_in_its_order():
     assert len(draw(Shift(source, 5, bias=1.0), 10_000)) == 3000
 
 
-def test_goes_on_exactly_after_every_position():
+def test_a_shifted_stream_resumes_exactly_after_every_position():
     stream = check_goes_on(
         lambda: Shift(small(count=6000), 5, period=70, bias=6.0, seed=3), every=61, ahead=200
     )
