@@ -1,4 +1,4 @@
-"""How acknowledgements find their way to a broker's source."""
+"""How acknowledgements reach the source of a broker."""
 
 import asyncio
 import itertools
@@ -25,7 +25,7 @@ from stream_ssl.producers.sources.nats_consumer import ConsumerSettings, Durable
 
 
 class Told:
-    """A source that notes what it is told."""
+    """A source that notes each acknowledged position."""
 
     def __init__(self):
         self.heard = []
@@ -34,7 +34,7 @@ class Told:
         self.heard.append(position)
 
 
-def test_a_source_is_told_how_far_all_is_safe_in_whatever_order_the_news_comes():
+def test_a_source_learns_the_last_position_before_which_all_samples_are_safe():
     for order in itertools.permutations(range(4)):
         source, safe = Told(), set()
         deliveries = Deliveries(source)
@@ -50,7 +50,7 @@ def test_a_source_is_told_how_far_all_is_safe_in_whatever_order_the_news_comes()
         assert source.heard == sorted(set(source.heard))
 
 
-def test_what_a_closing_producer_drops_holds_up_all_behind_it():
+def test_a_dropped_sample_stops_the_acknowledgement_of_all_later_ones():
     source = Told()
     deliveries = Deliveries(source)
     expected = [deliveries.expect(position) for position in range(3)]
@@ -62,7 +62,7 @@ def test_what_a_closing_producer_drops_holds_up_all_behind_it():
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>"])
-def test_a_message_without_an_image_is_counted(data, caplog):
+def test_a_message_without_an_image_is_counted_and_left_out(data, caplog):
     skipped = Skipped("kafka")
     assert sample_of(data, {}, "frames-0-1", 5.0, skipped) is None
     assert skipped.by_reason == {"no image": 1}
@@ -77,7 +77,7 @@ def test_a_message_without_an_image_is_counted(data, caplog):
         {"id": "x" * 9999},
     ],
 )
-def test_headers_that_do_not_fit_are_cut_or_left_out(headers):
+def test_headers_that_exceed_the_wires_limits_are_cut_or_left_out(headers):
     sample = sample_of(PNG, headers, "frames-0-1", 5.0, Skipped("kafka"), key="\ud800")
     assert sample.data == PNG
     assert sample.meta in (None, {"": "1"})
@@ -99,7 +99,7 @@ def test_headers_that_do_not_fit_are_cut_or_left_out(headers):
         ({"label": "-2", "time": "noon"}, 5.0, None, {"bad label": 1, "bad time": 1}),
     ],
 )
-def test_a_bad_time_or_label_costs_only_itself(headers, time, label, counted, caplog):
+def test_a_bad_time_or_label_in_the_headers_costs_no_sample(headers, time, label, counted, caplog):
     skipped = Skipped("kafka")
     sample = sample_of(PNG, headers, "frames-0-1", 5.0, skipped)
     assert (sample.data, sample.time, sample.label) == (PNG, time, label)
@@ -108,33 +108,35 @@ def test_a_bad_time_or_label_costs_only_itself(headers, time, label, counted, ca
         assert f"of message frames-0-1 ({reason})" in caplog.text
 
 
-def test_a_broker_s_time_that_is_none_costs_only_itself():
-    """As the timestamps of a Kafka client that counts in microseconds."""
+def test_an_impossible_time_of_the_broker_gives_way_to_the_time_of_arrival():
+    """A Kafka client that counts in microseconds sends such timestamps."""
     skipped, began = Skipped("kafka"), time.time()
     sample = sample_of(PNG, {"time": "noon"}, "frames-0-1", 1.764e12, skipped)
     assert began <= sample.time <= time.time()
     assert skipped.by_reason == {"bad time": 2}
 
 
-def test_a_stop_does_not_wait_for_a_broker_that_says_nothing(caplog):
+def test_stop_does_not_wait_for_a_silent_broker(caplog):
     stop, held = threading.Event(), []
     with socket.create_server(("127.0.0.1", 0)) as silent, Peer() as peer, peer.serving():
         source = Nats("FRAMES", "ssl", f"nats://127.0.0.1:{silent.getsockname()[1]}")
 
         def stop_once_it_connects():
-            held.append(silent.accept()[0])  # who waits for the server's greeting
+            held.append(silent.accept()[0])  # a client that waits for the server's greeting
             stop.set()
 
         threading.Thread(target=stop_once_it_connects).start()
         with Producer(peer.address, "robot") as producer:
-            produce.send_all(Shaped(source), producer, 10.0, stop, source)  # else it says why
+            produce.send_all(
+                Shaped(source), producer, 10.0, stop, source
+            )  # raises an error without the stop
         produce.close_broker(source, stop)
         assert not source._thread.is_alive()
         held[0].close()
     assert not caplog.records
 
 
-def test_a_stop_does_not_wait_for_the_goodbye_of_a_broker_that_is_gone(caplog, monkeypatch):
+def test_stop_does_not_wait_for_the_close_of_a_broker_that_is_gone(caplog, monkeypatch):
     monkeypatch.setattr(produce, "BROKER_SECONDS", 0.01)
     stop, answers = threading.Event(), threading.Event()
 
@@ -165,14 +167,16 @@ def test_a_stop_does_not_wait_for_the_goodbye_of_a_broker_that_is_gone(caplog, m
         (["--producer.on_full", "drop_oldest"], "the broker of source 'kafka' keeps messages"),
     ],
 )
-def test_what_would_part_messages_from_acknowledgements_is_refused(options, why, caplog):
+def test_produce_refuses_options_that_part_messages_from_their_acknowledgements(
+    options, why, caplog
+):
     source = ["kafka", "--source.topic", "frames", "--source.group", "g"]
     command = ["produce", *source, "--to", "tcp://127.0.0.1:1", "--name", "robot", *options]
     assert main(command) == 2
     assert why in caplog.text
 
 
-def test_a_server_of_nats_that_comes_and_goes_is_logged_once_in_a_while(monkeypatch, caplog):
+def test_the_log_limits_its_lines_about_a_nats_server_that_comes_and_goes(monkeypatch, caplog):
     callbacks = {}
 
     class Client:

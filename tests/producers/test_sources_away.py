@@ -11,7 +11,7 @@ from stream_ssl.producers.sources.base import SourceError
 from stream_ssl.producers.sources.folders import is_away
 
 
-def test_a_folder_is_away_only_if_its_disk_is(tmp_path, monkeypatch):
+def test_a_folder_is_away_only_if_its_disk_is_away(tmp_path, monkeypatch):
     disk = tmp_path.stat().st_dev
     assert not is_away(tmp_path, disk)
     assert not is_away(tmp_path / "deleted" / "too", disk)
@@ -44,7 +44,7 @@ def unmount(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["folder", "shards"])
-def test_a_source_whose_disk_goes_away_ends_and_leaves_nothing_out(tmp_path, unmount, kind):
+def test_a_source_ends_with_an_error_when_its_disk_is_unmounted(tmp_path, unmount, kind):
     if kind == "folder":
         write_images(tmp_path, 4)
         source = ImageFolder(tmp_path, name="disk", shuffle=False)
@@ -59,7 +59,7 @@ def test_a_source_whose_disk_goes_away_ends_and_leaves_nothing_out(tmp_path, unm
         list(stream)
 
 
-def test_a_source_leaves_out_files_that_are_deleted(tmp_path):
+def test_a_source_counts_and_leaves_out_files_that_are_deleted(tmp_path):
     paths = write_images(tmp_path, 4)
     source = ImageFolder(tmp_path, shuffle=False)
     stream = source.samples()
@@ -69,7 +69,7 @@ def test_a_source_leaves_out_files_that_are_deleted(tmp_path):
     assert source.skipped.by_reason == {"unreadable": 1}
 
 
-def test_the_working_folder_can_be_the_root(tmp_path, monkeypatch):
+def test_a_source_in_the_working_folder_leaves_out_a_deleted_file(tmp_path, monkeypatch):
     (tmp_path / "below").mkdir()
     paths = write_images(tmp_path / "below", 3)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Bags and databases that claim what is not there, or are compressed."""
+"""Bags and databases that are damaged, hostile or compressed."""
 
 import bz2
 import sqlite3
@@ -50,7 +50,7 @@ def bag_record(data, **header):
         ("none", text(b"") * 200_000, 800_000),
     ],
 )
-def test_a_bag_of_bombs_costs_itself_alone(tmp_path, compression, plain, claimed):
+def test_a_bomb_in_a_bag_costs_no_other_message(tmp_path, compression, plain, claimed):
     pack = {"bz2": bz2.compress, "lz4": lz4.frame.compress}.get(compression, lambda data: data)
     bomb = bag_record(
         pack(plain), op=b"\5", compression=compression.encode(), size=struct.pack("<I", claimed)
@@ -58,13 +58,13 @@ def test_a_bag_of_bombs_costs_itself_alone(tmp_path, compression, plain, claimed
     whole = write_bag(tmp_path / "a.bag", drive(ROS1, 2)).read_bytes()
     path = tmp_path / "b.bag"
     begin = len(b"#ROSBAG V2.0\n")
-    path.write_bytes(whole[:begin] + bomb + whole[begin:])  # which moves the index away, too
+    path.write_bytes(whole[:begin] + bomb + whole[begin:])  # this moves the index, too
     source = RosBags(str(path))
     assert sent(source) == [0, 1]
     assert source.skipped.by_reason == {"damaged": 1}
 
 
-def test_a_header_that_claims_too_much_is_damaged():
+def test_a_bag_header_with_wrong_lengths_is_refused_as_damaged():
     assert header_of(fields(a=b"1", b=b"=2")) == {"a": b"1", "b": b"=2"}
     for broken in (b"\xff\xff\xff\xff", text(b"no equals sign"), b"\1"):
         with pytest.raises(BrokenFileError):
@@ -151,7 +151,7 @@ def test_a_glob_of_all_folders_sends_each_bag_once(tmp_path):
 @table("mode", [CompressionMode.FILE, CompressionMode.MESSAGE, CompressionMode.STORAGE])
 def test_bags_compressed_by_zstd_are_read(tmp_path, mcap, mode):
     if mode == CompressionMode.STORAGE and not mcap:
-        return  # SQLite has none
+        return  # SQLite has no compressed storage
     folder = tmp_path / f"{mcap} {mode}"
     folder.mkdir()
     bag, names = split(folder, mcap, mode)
@@ -160,7 +160,7 @@ def test_bags_compressed_by_zstd_are_read(tmp_path, mcap, mode):
         assert names[0].endswith(".zstd")
         assert sent(RosBags(str(bag / names[0]))) == [0, 1, 2]
         short = (bag / names[2]).rename(bag / f"{names[2].removesuffix('.zstd')}.zst")
-        assert sent(RosBags(str(short))) == [6, 7, 8]  # as the command zstd names it
+        assert sent(RosBags(str(short))) == [6, 7, 8]  # the command zstd gives this name
         source = RosBags(str(bag))
         assert sent(source) == list(range(9))
         assert source.skipped.by_reason == {}
@@ -172,7 +172,7 @@ def test_bags_compressed_by_zstd_are_read(tmp_path, mcap, mode):
 
 
 @table("mcap", [False, True])
-def test_a_file_that_is_compressed_before_its_turn_is_read(tmp_path, mcap):
+def test_a_file_that_rosbag2_compresses_before_its_turn_is_read(tmp_path, mcap):
     """rosbag2 compresses a file of a bag once the next one is recorded."""
     folder = tmp_path / f"{mcap}"
     folder.mkdir()
@@ -187,7 +187,7 @@ def test_a_file_that_is_compressed_before_its_turn_is_read(tmp_path, mcap):
     assert source.skipped.by_reason == {}
 
 
-def test_a_packed_bag_that_grows_too_much_is_refused(tmp_path, monkeypatch, caplog):
+def test_a_compressed_bag_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("stream_ssl.producers.sources.rosbag.ROOM", 1000)
     (tmp_path / "a.db3.zstd").write_bytes(zstandard.compress(bytes(1 << 26)))
     good = write_bag(tmp_path / "b.bag", drive(ROS1, 2))
@@ -214,7 +214,7 @@ HOSTILE = {
 
 
 @table("kind", HOSTILE)
-def test_a_hostile_database_costs_itself_alone(tmp_path, kind, caplog):
+def test_a_hostile_database_costs_no_other_bag(tmp_path, kind, caplog):
     path = tmp_path / f"{kind}.db3"
     database = sqlite3.connect(path)
     database.executescript(
@@ -232,7 +232,7 @@ def test_a_hostile_database_costs_itself_alone(tmp_path, kind, caplog):
     assert ("has no plain tables" in caplog.text) == (kind in ("a view", "computed columns"))
 
 
-def test_sqlite_stops_where_its_work_outgrows_the_file(tmp_path, monkeypatch, caplog):
+def test_a_bag_ends_when_the_work_of_sqlite_outgrows_the_file(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("stream_ssl.producers.sources.rosbag.LOOK", 1)
     monkeypatch.setattr("stream_ssl.producers.sources.rosbag.STEPS", 300)
     monkeypatch.setattr("stream_ssl.producers.sources.rosbag.STEPS_EACH", 0)
