@@ -1,4 +1,4 @@
-"""Live streams: reconnects, what waits, capture times, and ends. RTSP itself: test_rtsp.py."""
+"""Live streams: reconnects, waiting frames, capture times, ends. test_rtsp.py has RTSP."""
 
 import contextlib
 import errno
@@ -59,7 +59,7 @@ def stream_bytes(folder, frames=30):
 
 
 def answer(handler, data, more=0):
-    """Send data, and announce so many bytes more."""
+    """Send data, and announce the given number of further bytes."""
     handler.send_response(200)
     handler.send_header("Content-Type", "video/mp2t")
     handler.send_header("Content-Length", str(len(data) + more))
@@ -76,7 +76,7 @@ def taken(source, count):
     return samples
 
 
-def test_a_stream_is_taken_up_again_when_it_is_lost(tmp_path, caplog):
+def test_the_camera_source_reconnects_to_a_lost_stream(tmp_path, caplog):
     data = stream_bytes(tmp_path)
 
     def serve(handler, number):
@@ -102,8 +102,8 @@ def test_a_stream_is_taken_up_again_when_it_is_lost(tmp_path, caplog):
 
 
 @table("longest", [10.0, 0.2])
-def test_the_log_tells_the_pause_that_is_made(caplog, longest):
-    """Cameras that went away at once do not come back at once: each draws its own."""
+def test_the_log_states_the_pause_before_each_new_attempt(caplog, longest):
+    """Each camera draws its own pause, so that cameras do not all reconnect at once."""
 
     def serve(handler, number):
         handler.send_error(503)
@@ -134,7 +134,7 @@ def test_a_stream_that_ends_after_each_frame_does_not_fill_the_log(caplog):
     assert len(caplog.messages) <= 21
 
 
-def test_no_thread_of_ffmpeg_can_wait_for_python_to_log():
+def test_the_camera_source_turns_off_the_log_of_ffmpeg():
     snapshot = encoded(numbered(1), "JPEG")
     av.logging.set_level(av.logging.ERROR)  # as torchvision before 0.26 does
     with http_camera(lambda handler, _: answer(handler, snapshot)) as (_, url):
@@ -142,7 +142,7 @@ def test_no_thread_of_ffmpeg_can_wait_for_python_to_log():
     assert av.logging.get_level() is None
 
 
-def test_a_silent_stream_is_given_up_and_opened_anew(tmp_path):
+def test_a_silent_stream_is_closed_and_opened_again(tmp_path):
     data = stream_bytes(tmp_path)
 
     def serve(handler, number):
@@ -156,7 +156,7 @@ def test_a_silent_stream_is_given_up_and_opened_anew(tmp_path):
         assert len(server.asked) == 2
 
 
-def test_a_stream_that_changes_its_codec_is_opened_anew(tmp_path):
+def test_a_stream_that_changes_its_codec_is_opened_again(tmp_path):
     before = stream_bytes(tmp_path)
     after = write_video(tmp_path / "after.ts", 30, "mpeg2video").read_bytes()
 
@@ -176,7 +176,7 @@ def test_a_stream_that_changes_its_codec_is_opened_anew(tmp_path):
 
 
 @table("gives_up", [False, True])
-def test_a_stream_is_not_opened_anew_before_its_first_key_frame(tmp_path, gives_up):
+def test_the_source_waits_for_the_first_key_frame_of_a_stream(tmp_path, gives_up):
     """A camera may send a key frame only each minute, and start at any place at each opening."""
     data = write_video(tmp_path / "live.ts", 30, gop=300).read_bytes()
     later = data[len(data) // 376 * 188 :]
@@ -203,7 +203,7 @@ def test_a_stream_is_not_opened_anew_before_its_first_key_frame(tmp_path, gives_
         assert source.skipped.by_reason["undecodable"] > 0
 
 
-def test_frames_that_wait_in_the_decoder_when_a_stream_breaks_are_sent(tmp_path):
+def test_frames_in_the_decoder_are_sent_when_a_stream_breaks(tmp_path):
     data = stream_bytes(tmp_path)  # with B frames, so the decoder holds some back
 
     with http_camera(lambda handler, _: answer(handler, data, more=1)) as (_, url):
@@ -212,7 +212,7 @@ def test_frames_that_wait_in_the_decoder_when_a_stream_breaks_are_sent(tmp_path)
     assert all(abs(sample.time - time.time()) < 60 for sample in samples)
 
 
-def test_what_the_sender_cannot_take_is_dropped_from_the_oldest(tmp_path, caplog):
+def test_the_oldest_waiting_frames_are_dropped_when_the_sender_is_slow(tmp_path, caplog):
     data, sent = stream_bytes(tmp_path), threading.Event()
 
     def serve(handler, number):
@@ -242,7 +242,7 @@ def test_truncated_frames_of_motion_jpeg_are_left_out(tmp_path):
         handler.end_headers()
         for number in range(12):
             data = encoded(numbered(number), "JPEG")
-            if number in (3, 6):  # FFmpeg by itself would fill the rest with grey
+            if number in (3, 6):  # FFmpeg alone would fill the rest with grey
                 data = data[: len(data) * (6 + number // 2) // 10]
             if number == 8:  # a camera that pads its frames loses no picture
                 data = data[:-2] + bytes(9)
@@ -267,7 +267,9 @@ def test_frames_without_times_are_dated_when_they_arrive():
             data = encoded(numbered(number), "JPEG")
             head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
             handler.wfile.write(head.encode() + data + b"\r\n")
-            if number > 30 and handler.server.ended.wait(0.1):  # what FFmpeg probes comes at once
+            if number > 30 and handler.server.ended.wait(
+                0.1
+            ):  # FFmpeg gets the frames that it probes at once
                 return
 
     with http_camera(serve) as (_, url):
@@ -275,7 +277,7 @@ def test_frames_without_times_are_dated_when_they_arrive():
     assert samples[44].time - samples[34].time > 0.9  # by 25 frames a second: 0.4
 
 
-def test_stop_ends_a_camera_that_says_nothing():
+def test_stop_ends_a_source_whose_camera_is_silent():
     def serve(handler, _number):
         handler.server.ended.wait(120)
 
@@ -283,7 +285,7 @@ def test_stop_ends_a_camera_that_says_nothing():
         check_stop_ends(Camera(url, timeout=120), waits=lambda: server.asked)
 
 
-def test_the_reader_ends_with_whom_it_reads_for(tmp_path, monkeypatch):
+def test_the_reading_thread_ends_when_its_stream_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr("stream_ssl.producers.sources.live.END_SECONDS", 60.0)
     data = stream_bytes(tmp_path)
 
@@ -318,7 +320,7 @@ def sound():
         (500, "Server returned 5XX"),
     ],
 )
-def test_what_is_no_stream_is_named_and_given_up_when_asked(body, why):
+def test_the_source_gives_up_an_address_without_video_and_names_the_cause(body, why):
     def serve(handler, _number):
         answer(handler, body) if isinstance(body, bytes) else handler.send_error(body)
 
@@ -328,7 +330,7 @@ def test_what_is_no_stream_is_named_and_given_up_when_asked(body, why):
             next(source.samples())
 
 
-def test_frames_that_are_not_sent_keep_a_camera_from_being_given_up():
+def test_a_camera_whose_frames_are_all_left_out_is_not_given_up():
     pictures = [encoded(np.full((64, 64, 3), level, np.uint8), "JPEG") for level in (0, 255)]
 
     def serve(handler, number):
@@ -346,7 +348,7 @@ def test_frames_that_are_not_sent_keep_a_camera_from_being_given_up():
 
 
 @table(("limit", "most"), [({"scene_change": 0.5}, 1), ({"fps": 0.01}, 2)])
-def test_frames_are_chosen_among_those_of_all_connections(limit, most):
+def test_fps_and_scene_change_apply_across_connections(limit, most):
     """A camera may give a single picture at each request."""
     picture = encoded(numbered(1), "JPEG")
     with http_camera(lambda handler, _: answer(handler, picture)) as (server, url):
@@ -364,14 +366,14 @@ def test_frames_are_chosen_among_those_of_all_connections(limit, most):
 
 
 def rtsp(status="200 OK", body="", **headers):
-    """An answer; `_` in names stands for `-`."""
+    """Return an answer. An underscore in a header's name stands for a hyphen."""
     lines = [f"RTSP/1.0 {status}", "CSeq: NUMBER", "Session: 1", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n" + body).encode("latin-1")
 
 
 def described(media):
-    """What a server of this media answers; its title is no UTF-8."""
+    """Return the answers of a server of this media. Its title is not UTF-8."""
     session = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=caf\xe9\r\nt=0 0\r\n"
     return {
         "DESCRIBE": rtsp(body=session + media, Content_Type="application/sdp"),
@@ -382,7 +384,7 @@ def described(media):
 
 @contextmanager
 def rtsp_host(answers):
-    """Answers by method; "*" is for the rest, and without any it says nothing."""
+    """A server that answers by method, with "*" for other methods. Without answers it is silent."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"rtsp://robot:secret@127.0.0.1:{listening.getsockname()[1]}/x"
 
@@ -433,7 +435,7 @@ BAD_RTSP = {
 
 
 @table("kind", BAD_RTSP)
-def test_a_bad_rtsp_host_is_named_and_given_up_when_asked(kind, caplog):
+def test_the_source_gives_up_a_bad_rtsp_host_and_names_the_cause(kind, caplog):
     answers, why = BAD_RTSP[kind]
     with rtsp_host(answers) as url:
         source = Camera(url, timeout=0.3, retry_seconds=0.01, give_up_seconds=0.05)
@@ -442,7 +444,7 @@ def test_a_bad_rtsp_host_is_named_and_given_up_when_asked(kind, caplog):
     assert "secret" not in caplog.text
 
 
-def test_a_silent_host_is_given_up_in_time_and_named_without_the_password(caplog):
+def test_a_silent_host_is_given_up_in_time_and_the_error_hides_the_password(caplog):
     with rtsp_host({}) as url:
         host = url.partition("@")[2].partition("/")[0]
         began = time.monotonic()
@@ -467,14 +469,14 @@ def test_a_silent_host_is_given_up_in_time_and_named_without_the_password(caplog
         ("/dev/v4l/by-id/usb-cam-index0", "/dev/v4l/by-id/usb-cam-index0: "),
     ],
 )
-def test_no_part_of_a_password_is_shown(url, shown):
+def test_an_error_shows_no_part_of_a_password(url, shown):
     said = Camera(url).explained("no frame")
     assert said.startswith(f"{shown}no frame (check")
     assert not any(part in said for part in ("sec", "ret", "admin"))
     assert ("are written as %2F, %3F and %23)" in said) == (shown.endswith("...: "))
 
 
-def test_a_url_may_have_capitals_and_spaces_around_it():
+def test_the_camera_source_accepts_a_url_with_capitals_and_outer_spaces():
     picture = encoded(numbered(1), "JPEG")
     with http_camera(lambda handler, _: answer(handler, picture)) as (_, url):
         assert len(taken(Camera(f" HTTP{url[4:]}\n"), 1)) == 1
@@ -486,7 +488,7 @@ def test_a_protocol_that_ffmpeg_does_not_know_ends_the_source():
         next(Camera("rtps://user:secret@host/path").samples())
 
 
-def test_a_device_of_another_program_is_named():
+def test_the_error_says_that_another_program_uses_the_device():
     said = Camera("/dev/video0").explained(os.strerror(errno.EBUSY))
     assert said.endswith("(another program uses the camera; find and end it: fuser -v /dev/video0)")
 
@@ -516,14 +518,14 @@ def test_wrong_arguments_are_named(settings, message):
         Camera(**({"url": "rtsp://127.0.0.1/"} | settings))
 
 
-def test_capture_times_hold_no_delay_of_the_network():
+def test_capture_times_exclude_the_delay_of_the_network():
     clock = CaptureClock()
     delays = [0.5, 0.2, 0.9, 0.2, 1.3, 0.4]
     times = [clock.capture_time(n / 10, 1000 + n / 10 + delay) for n, delay in enumerate(delays)]
     assert times == pytest.approx([1000.5, *(1000.2 + n / 10 for n in range(1, 6))])
 
 
-def test_segments_of_hls_that_count_their_packets_anew_lose_no_frame(tmp_path):
+def test_segments_of_hls_that_restart_their_packet_counters_lose_no_frame(tmp_path):
     names = [f"{begin}.ts" for begin in range(3)]
     for begin, name in enumerate(names):
         write_video(tmp_path / name, 25, gop=25, begin=begin)
@@ -562,7 +564,7 @@ def test_capture_times_keep_their_distance_if_frames_come_in_bursts(hold):
     assert steps == pytest.approx([0.1] * len(steps))
 
 
-def test_capture_times_follow_a_clock_that_is_slow_or_stands_still():
+def test_capture_times_follow_a_clock_that_is_slow_or_stopped_for_a_while():
     clock = CaptureClock()
     for n in range(1000):  # a tenth of the time is missing
         now = 1000 + n / 10

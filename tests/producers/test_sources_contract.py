@@ -161,7 +161,7 @@ ELSEWHERE = {
     "nats",
     "ros",
     "zenoh",
-}  # which need a network, and have these tests beside it
+}  # sources that need a network, with tests of their own
 LIVE = {
     "camera": partial(Camera, "rtsp://127.0.0.1:9/x"),
     "ros": partial(Ros, "ws://127.0.0.1:9"),
@@ -169,7 +169,7 @@ LIVE = {
 }
 CASES = [
     *((kind, None) for kind in BUILDERS),
-    # A shape reads of its source whether it has labels, and files, pixels or vectors.
+    # A shape depends on the labels of its source, and on its files, pixels or vectors.
     *itertools.product(("webdataset",), (*SHAPES, "parked")),
     *(("watch", "kept"), ("video", "parked"), ("npy", "kept")),
 ]
@@ -182,13 +182,13 @@ def build(kind: str, shape: str | None, folder: Path) -> Source:
     return source if shape is None else Shaped(source, **SHAPES[shape])
 
 
-def test_every_listed_source_is_covered():
+def test_every_listed_source_has_contract_tests_or_tests_elsewhere():
     assert set(BUILDERS) | ELSEWHERE == set(SOURCES)
 
 
 @pytest.mark.parametrize(("kind", "shape"), CASES)
-def test_goes_on_exactly_after_every_position(kind, shape, tmp_path):
-    """Also where the position has travelled as JSON or as msgpack; and an id names one content."""
+def test_every_source_resumes_exactly_after_every_position(kind, shape, tmp_path):
+    """Positions may have passed through JSON or msgpack. Each id stands for one content."""
     name = build(kind, shape, tmp_path).name
     contents: dict[str, bytes] = {}
     for sample, _ in check_goes_on(lambda: build(kind, shape, tmp_path)):
@@ -206,7 +206,7 @@ def test_ids_are_the_same_in_every_epoch(kind, tmp_path):
 
 
 @table("kind", [kind for kind in BUILDERS if kind != "synthetic"])
-def test_stop_ends_a_source_that_would_go_on(kind, tmp_path, caplog):
+def test_stop_ends_every_source_after_the_current_sample(kind, tmp_path, caplog):
     caplog.set_level("INFO")
     source = BUILDERS[kind](tmp_path)
     stream = source.samples()
@@ -217,7 +217,7 @@ def test_stop_ends_a_source_that_would_go_on(kind, tmp_path, caplog):
 
 
 @table("kind", ["images", "lerobot", "mcap", "parquet", "rosbag", "video", "webdataset"])
-def test_too_many_open_files_end_a_source_and_cost_no_sample(kind, tmp_path, monkeypatch):
+def test_a_lack_of_file_descriptors_ends_a_source_and_costs_no_sample(kind, tmp_path, monkeypatch):
     ids = [sample.id for sample, _ in BUILDERS[kind](tmp_path).samples()]
     source = BUILDERS[kind](tmp_path)
     _, position = next(source.samples())
@@ -231,7 +231,7 @@ def test_too_many_open_files_end_a_source_and_cost_no_sample(kind, tmp_path, mon
 
 
 @table("kind", BUILDERS)
-def test_another_sources_position_is_refused(kind, tmp_path):
+def test_a_source_refuses_the_position_of_another_source(kind, tmp_path):
     source = BUILDERS[kind](tmp_path)
     _, position = next(iter(source.samples()))
     other = BUILDERS[kind](tmp_path, name="another")
@@ -243,7 +243,7 @@ def test_another_sources_position_is_refused(kind, tmp_path):
 
 
 @table("kind", LIVE)
-def test_another_live_sources_position_is_refused(kind):
+def test_a_live_source_refuses_the_position_of_another_live_source(kind):
     source = LIVE[kind](name="one")
     position = {"at": None, "of": {"source": "one", "live": True}}
     source.samples(position)
@@ -255,7 +255,7 @@ def test_another_live_sources_position_is_refused(kind):
 
 
 @table("kind", ["lerobot", "mcap", "rosbag", "video"])
-def test_a_position_that_no_file_has_is_refused(kind, tmp_path):
+def test_a_position_outside_the_files_is_refused(kind, tmp_path):
     source = BUILDERS[kind](tmp_path)
     _, position = next(source.samples())
     for at in ([0, 2**64, 0], [0, -(2**64), 0], [0, 0, -1], [0, 0, 2**64], [-1, 0, 0], [0, 0]):
@@ -264,14 +264,14 @@ def test_a_position_that_no_file_has_is_refused(kind, tmp_path):
 
 
 @table("kind", ["cifar", "idx", "images", "synthetic"])
-def test_another_seed_is_named(kind, tmp_path):
+def test_a_position_of_another_seed_is_refused(kind, tmp_path):
     _, position = next(iter(BUILDERS[kind](tmp_path, seed=1).samples()))
     with pytest.raises(ValueError, match="seed was 1 and is 2"):
         BUILDERS[kind](tmp_path, seed=2).samples(position)
 
 
 @table("kind", ["cifar", "idx", "images"])
-def test_another_subset_does_not_fit(kind, tmp_path):
+def test_a_position_of_another_subset_is_refused(kind, tmp_path):
     _, position = next(iter(BUILDERS[kind](tmp_path, subset=":7").samples()))
     with pytest.raises(ValueError, match="samples was"):
         BUILDERS[kind](tmp_path, subset="1:8").samples(position)
@@ -306,7 +306,9 @@ def test_a_config_file_can_nest_a_source_in_a_shape(tmp_path):
     assert shaped.source.epochs is None
 
 
-def test_names_of_what_is_left_out_are_printable(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_prints_names_of_left_out_files_without_control_characters(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     Skipped("tar").note("damaged", "a\x1b[2J\nname.jpg", ValueError("b\x9b31m"))
     (made,) = caplog.records
     assert made.getMessage() == "source tar: left out a?[2J?name.jpg (damaged): b?31m"

@@ -22,7 +22,7 @@ def test_braces_expand_as_in_a_shell():
             expand_braces(many)
 
 
-def test_a_pattern_without_a_file_is_named(tmp_path):
+def test_the_error_names_a_pattern_that_matches_no_file(tmp_path):
     (tmp_path / "d-0.tar").touch()
     with pytest.raises(FileNotFoundError, match=r"d-1\.tar \(of .*d-\{0\.\.1\}\.tar\)"):
         find_files(str(tmp_path / "d-{0..1}.tar"), "shard")
@@ -34,7 +34,7 @@ def test_a_pattern_without_a_file_is_named(tmp_path):
         find_files("{" + "x" * 5000 + ",y}", "shard")
 
 
-def test_a_folder_is_refused_with_the_pattern_of_its_largest_files(tmp_path):
+def test_the_refusal_of_a_folder_suggests_the_pattern_of_its_largest_files(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "0.tar").write_bytes(bytes(5000))
     for number in range(3):
@@ -78,7 +78,7 @@ def test_two_stars_stand_for_any_number_of_folders(tmp_path):
     assert found == [tmp_path / name for name in names]
 
 
-def test_a_path_without_a_file_is_named(tmp_path, monkeypatch):
+def test_the_error_names_a_path_without_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         FileNotFoundError, match=rf"no video a\.avi: no file in {tmp_path} has this"
@@ -90,6 +90,6 @@ def test_a_path_without_a_file_is_named(tmp_path, monkeypatch):
         find_files(str(tmp_path / "*.bag"), "log")
 
 
-def test_an_address_in_place_of_a_file_is_named():
+def test_the_error_about_a_url_in_place_of_a_path_asks_for_a_download():
     with pytest.raises(FileNotFoundError, match=r"no shard https://.*: download it, and give"):
         find_files("https://host/a.tar", "shard")
