@@ -1,4 +1,4 @@
-"""Crawls of a small web on loopback: what is fetched, and in which order a crawl goes on."""
+"""Crawls of a small web on loopback: the URLs that are fetched, and resumed crawls."""
 
 import datetime
 import gc
@@ -20,7 +20,7 @@ from stream_ssl.producers.sources import Crawl
 from stream_ssl.producers.sources.base import SourceError
 
 
-def test_every_url_is_fetched_once(served, tmp_path, caplog):
+def test_a_crawl_fetches_every_url_once(served, tmp_path, caplog):
     urls = [*good(40), "# a comment", "", *good(5, "other.test")]
     served.answers["other.test/*"] = image
     source = crawl(served, tmp_path, urls, agent="mine/2 (+https://me.example)", per_host=8)
@@ -42,7 +42,7 @@ def test_every_url_is_fetched_once(served, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
-def test_going_on_fetches_what_is_not_done(served, tmp_path, concurrency):
+def test_a_resumed_crawl_fetches_exactly_the_remaining_urls(served, tmp_path, concurrency):
     urls = [url for n, url in enumerate(good(60)) if n % 7] + [
         f"http://gone.test:PORT/{n}" for n in range(9)
     ]
@@ -57,7 +57,7 @@ def test_going_on_fetches_what_is_not_done(served, tmp_path, concurrency):
         assert sorted(before + rest) == sorted(sample.id for sample, _ in stream)
 
 
-def test_lists_of_every_kind(served, tmp_path):
+def test_csv_json_and_parquet_lists_give_urls_labels_and_kept_columns(served, tmp_path):
     url = f"http://good.test:{served.port}/"
     rows = [{"url": f"{url}{n}.png", "class": n % 3, "caption": f"no. {n}"} for n in range(4)]
     (tmp_path / "a.csv").write_text(
@@ -76,14 +76,14 @@ def test_lists_of_every_kind(served, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.txt", ""), ("a.csv", "url\n")])
-def test_lists_without_a_row_are_an_error(tmp_path, name, text):
+def test_a_list_without_a_row_is_refused(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(SourceError, match="the lists of URLs hold no row"):
         list(Crawl(str(tmp_path / name)).samples())
 
 
-def test_rows_without_a_class_are_sent_too(served, tmp_path):
-    """As pandas writes a table with gaps."""
+def test_rows_without_a_class_are_sent_without_a_label(served, tmp_path):
+    """pandas writes such a table when values are missing."""
     url = f"http://good.test:{served.port}/"
     cells = ["1.0", "", "nan", "-1", "1.5", "cat"]
     lines = [f"{url}{number}.png,{cell}\n" for number, cell in enumerate(cells)]
@@ -155,13 +155,13 @@ def test_the_rows_beside_a_bad_row_are_crawled(served, tmp_path, kind):
     assert listed.skipped.by_reason == ({"bad URL": 2} if left_out is None else left_out)
 
 
-def test_a_csv_whose_first_line_is_too_long_is_named(tmp_path):
+def test_a_csv_list_whose_first_line_is_too_long_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("x" * 200_000 + ",url\n")
     with pytest.raises(SourceError, match=r"a\.csv cannot be read: field larger than"):
         Crawl(str(tmp_path / "a.csv"))
 
 
-def test_a_list_that_cannot_be_read_to_its_end_is_named(served, tmp_path):
+def test_the_error_names_a_damaged_parquet_list(served, tmp_path):
     urls = [{"url": url.replace("PORT", str(served.port))} for url in good(6)]
     whole, path = parquet_bytes(urls), tmp_path / "a.parquet"
     for data in (b"", b"no Parquet", whole[:-9]):
@@ -181,17 +181,17 @@ def test_a_list_that_cannot_be_read_to_its_end_is_named(served, tmp_path):
 
 
 @pytest.mark.parametrize("waits_for", ["good.test/robots.txt", "good.test/*"])
-def test_stop_ends_a_crawl_that_waits(served, tmp_path, waits_for, caplog):
+def test_stop_ends_a_crawl_that_waits_for_a_host(served, tmp_path, waits_for, caplog):
     served.answers[waits_for] = slow
     source = crawl(served, tmp_path, good(9), seconds=120)
     asked = 1 if "robots" in waits_for else 2
     check_stop_ends(source, waits=lambda: len(served.asked) >= asked)
     del source
     gc.collect()
-    assert not caplog.records  # asyncio tells of errors that nobody looked at
+    assert not caplog.records  # asyncio logs errors that no code has read
 
 
-def test_a_slow_sender_holds_the_crawl_back(served, tmp_path):
+def test_a_crawl_fetches_only_a_bounded_number_of_urls_ahead_of_a_slow_sender(served, tmp_path):
     source = crawl(served, tmp_path, good(400), concurrency=8, per_host=8, robots=False)
     stream = source.samples()
     next(stream)
@@ -246,7 +246,7 @@ def test_wrong_arguments_are_named(served, tmp_path, settings, message):
         crawl(served, tmp_path, [], **settings)
 
 
-def test_another_lists_position_is_refused(served, tmp_path):
+def test_a_crawl_refuses_the_position_of_another_list(served, tmp_path):
     source = crawl(served, tmp_path, good(5))
     (*_, (_, position)) = source.samples()
     with pytest.raises(ValueError, match="source was 'crawl' and is 'another'"):

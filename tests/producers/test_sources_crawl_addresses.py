@@ -23,7 +23,7 @@ def test_the_urls_beside_a_bad_url_are_crawled(served, tmp_path, url):
     assert source.skipped.by_reason.total() == 1
 
 
-def test_a_url_whose_bytes_are_not_utf_8_is_not_asked_for(served, tmp_path, caplog):
+def test_a_url_whose_bytes_are_not_utf_8_is_left_out(served, tmp_path, caplog):
     source = crawl(served, tmp_path, [*good(1), "http://good.test/caf\ufffd.png"])
     assert paths(source.samples()) == ["0.png"]
     assert source.skipped.by_reason == {"bad URL": 1}
@@ -38,7 +38,7 @@ def test_a_url_whose_bytes_are_not_utf_8_is_not_asked_for(served, tmp_path, capl
         *("::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::"),
     ],
 )
-def test_addresses_that_are_not_public_are_refused(served, tmp_path, address):
+def test_a_crawl_refuses_addresses_that_are_not_public(served, tmp_path, address):
     async def resolve(_host, _port):
         return ["93.184.216.34", address]  # one bad address is enough
 
@@ -49,7 +49,7 @@ def test_addresses_that_are_not_public_are_refused(served, tmp_path, address):
 
 
 @table("host", ["localhost", "127.0.0.1", "2130706433", "0x7f.1", "[::1]"])
-def test_names_of_this_machine_are_refused(served, tmp_path, host):
+def test_a_crawl_refuses_names_of_this_machine(served, tmp_path, host):
     source = crawl(served, tmp_path, [f"http://{host}:PORT/1.png"], allow_networks=[])
     source.fetcher.backend.resolve = Crawl(str(tmp_path / "urls.txt")).fetcher.backend.resolve
     gives_nothing(source)
@@ -57,7 +57,7 @@ def test_names_of_this_machine_are_refused(served, tmp_path, host):
     assert served.asked == []
 
 
-def test_an_address_that_does_not_answer_gives_way_to_the_next(served, tmp_path):
+def test_a_crawl_tries_the_next_address_when_the_first_does_not_answer(served, tmp_path):
     async def resolve(_host, _port):
         return ["127.0.0.2", "127.0.0.1"]
 
@@ -91,7 +91,7 @@ def test_a_name_server_that_fails_for_a_moment_is_asked_again(served, tmp_path, 
     assert sorted(asked) == ["good.test", "good.test", "unknown.test"]
 
 
-def test_a_name_that_is_rebound_gains_nothing(served, tmp_path):
+def test_a_host_name_that_changes_to_a_private_address_is_refused(served, tmp_path):
     """The second answer of its name server is this machine: the first one was checked."""
     answers = iter([["127.0.0.1"], ["192.168.0.9"], ["127.0.0.1"], ["192.168.0.9"]])
 

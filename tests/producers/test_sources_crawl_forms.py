@@ -1,4 +1,4 @@
-"""Forms of lists, redirects and robots.txt as hosts have them, and addresses that are public."""
+"""Real forms of lists, redirects and robots.txt, and addresses that are public."""
 
 import base64
 import contextlib
@@ -36,7 +36,7 @@ def crawled(served, path):
     """The paths that a crawl of a list asks for, and the source."""
     source = crawl_of(path, seconds=60)
     served.asked.clear()
-    with contextlib.suppress(SourceError):  # a pass that gives nothing is one
+    with contextlib.suppress(SourceError):  # raised after a pass without a sample
         list(source.samples())
     asked = [one.removeprefix("a.test") for one in served.asked]
     return [one for one in asked if not one.endswith("/robots.txt") and "hop" not in one], source
@@ -48,7 +48,7 @@ def listed(served, folder, *paths):
     return path
 
 
-def test_a_url_is_asked_for_as_it_is_written(served, tmp_path):
+def test_a_crawl_requests_each_url_exactly_as_written(served, tmp_path):
     urls = [
         *("/a.jpg;width=400", "/a.jpg;v=2?x=1", "/d;x/a.jpg", "/a.jpg?", "/?", "/;", "/a.jpg;"),
         *("/a%2Fb%3B%20c?d=%2F+e", "/a//b", "/a?b;c=d?e", "/a%zz", "/%E9", "/~u/$!*'(),:@&=+"),
@@ -74,7 +74,7 @@ def test_a_url_is_asked_for_as_it_is_written(served, tmp_path):
         ("http://xn--i-7iq.test:PORT/x", "xn--i-7iq.test/x"),  # a heart
     ],
 )
-def test_a_redirect_is_followed_as_it_is_written(served, tmp_path, location, asked):
+def test_a_crawl_follows_each_redirect_as_written(served, tmp_path, location, asked):
     async def moved(request):
         where = location.replace("PORT", str(served.port)).encode()
         await request.raw(
@@ -96,7 +96,7 @@ def test_a_redirect_is_followed_as_it_is_written(served, tmp_path, location, ask
         ("http://b.test:PORT/b", False),
     ],
 )
-def test_the_user_and_the_password_of_a_url_reach_its_host_alone(served, tmp_path, location, known):
+def test_the_user_and_the_password_of_a_url_reach_only_its_host(served, tmp_path, location, known):
     got = {}
 
     async def asked(request):
@@ -126,7 +126,7 @@ def test_a_url_without_a_user_sends_no_authorization(served, tmp_path):
     assert got == [False]
 
 
-def test_spaces_around_urls_are_taken_off_in_every_list(served, tmp_path):
+def test_a_crawl_removes_spaces_around_urls_in_every_kind_of_list(served, tmp_path):
     base = f"http://a.test:{served.port}"
     urls = [f" {base}/a", f"{base}/b\t", f"\u00a0{base}/c\r", f"{base}/d"]
     parquet.write_table(pyarrow.table({"url": urls}), tmp_path / "a.parquet")
@@ -139,7 +139,7 @@ def test_spaces_around_urls_are_taken_off_in_every_list(served, tmp_path):
 
 
 @table("suffix", [".txt", ".jsonl", ".csv"])
-def test_a_line_without_end_fills_no_memory(served, tmp_path, suffix):
+def test_a_very_long_line_of_a_list_does_not_fill_memory(served, tmp_path, suffix):
     path = tmp_path / f"urls{suffix}"
     urls = [f"http://a.test:{served.port}/{name}" for name in ("end-of-a-long-line", "b")]
     rows = [f'{{"url": "{url}"}}' if suffix == ".jsonl" else url for url in urls]
@@ -181,7 +181,7 @@ ROBOTS = {
 
 
 @table("kind", ROBOTS)
-def test_robots_txt_is_obeyed_in_every_form(served, tmp_path, kind):
+def test_a_crawl_obeys_robots_txt_in_every_encoding(served, tmp_path, kind):
     body, headers = ROBOTS[kind]
     served.answers["/robots.txt"] = page(body, **headers)
     asked, source = crawled(served, listed(served, tmp_path, "/private;x/a", "/public;x/a"))
@@ -214,7 +214,9 @@ UNREADABLE = {
 
 
 @table("kind", UNREADABLE)
-def test_a_host_whose_robots_txt_cannot_be_read_is_left_alone(served, tmp_path, kind, caplog):
+def test_a_crawl_fetches_nothing_from_a_host_with_an_unreadable_robots_txt(
+    served, tmp_path, kind, caplog
+):
     served.answers["/robots.txt"] = UNREADABLE[kind]
     asked, source = crawled(served, listed(served, tmp_path, "/a"))
     assert asked == []
@@ -223,18 +225,18 @@ def test_a_host_whose_robots_txt_cannot_be_read_is_left_alone(served, tmp_path, 
 
 
 @table("body", [b"", b"\n", b"<p>Not found</p>", "<p>Page non trouv\u00e9e</p>".encode("latin-1")])
-def test_a_host_whose_robots_txt_has_no_rule_may_be_fetched(served, tmp_path, body):
+def test_a_crawl_fetches_from_a_host_whose_robots_txt_has_no_rule(served, tmp_path, body):
     served.answers["/robots.txt"] = page(body)
     assert crawled(served, listed(served, tmp_path, "/a"))[0] == ["/a"]
 
 
 @table("status", [400, 401, 403, 404, 410, 451])
-def test_a_host_without_robots_txt_may_be_fetched(served, tmp_path, status):
+def test_a_crawl_fetches_from_a_host_without_robots_txt(served, tmp_path, status):
     served.answers["/robots.txt"] = page(status=status)
     assert crawled(served, listed(served, tmp_path, "/a"))[0] == ["/a"]
 
 
-def test_robots_txt_is_read_behind_five_redirects(served, tmp_path):
+def test_a_crawl_reads_robots_txt_after_five_redirects(served, tmp_path):
     for hop in range(5):
         here = f"/hop{hop}" if hop else "/robots.txt"
         served.answers[here] = page(status=302, location=f"/hop{hop + 1}")
@@ -244,7 +246,7 @@ def test_robots_txt_is_read_behind_five_redirects(served, tmp_path):
 
 
 @table("coding", ["gzip", "deflate"])
-def test_an_image_that_is_sent_compressed_is_unpacked(served, tmp_path, coding):
+def test_a_compressed_image_is_unpacked_within_the_size_limit(served, tmp_path, coding):
     squeezed = gzip.compress(PNG) if coding == "gzip" else zlib.compress(PNG)
     served.answers["/a"] = page(squeezed, content_encoding=coding)
     served.answers["/cut"] = page(squeezed[:-9], content_encoding=coding)
@@ -263,7 +265,7 @@ def ends(block):
 
 
 @table("row", [*IPV4, *IPV6])
-def test_addresses_are_judged_by_the_registries(row):
+def test_the_registries_of_iana_decide_which_addresses_are_public(row):
     block, _, reachable = row
     network, addresses = ends(block)
     inner = [
@@ -285,7 +287,7 @@ def test_addresses_are_judged_by_the_registries(row):
 
 
 @table("block", [row[0] for row in IPV4 if not row[2]])
-def test_an_embedded_address_is_judged_too(block):
+def test_an_address_that_embeds_a_private_address_is_not_public(block):
     for inner in ends(block)[1]:
         if is_public(inner):  # a more specific row allows it
             continue
@@ -309,11 +311,11 @@ def test_an_embedded_address_is_judged_too(block):
         *((one, False) for one in ("4000::1", "ff02::1", "224.0.0.1", "64:ff9b:1::808:808")),
     ],
 )
-def test_other_addresses_are_judged_by_what_iana_assigned(address, public):
+def test_only_addresses_that_iana_assigned_to_the_internet_are_public(address, public):
     assert is_public(ipaddress.ip_address(address)) is public
 
 
-def test_a_proxy_of_the_environment_is_not_asked(served, tmp_path, monkeypatch):
+def test_a_crawl_ignores_the_proxy_variables_of_the_environment(served, tmp_path, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://10.1.2.3:1")
     assert crawled(served, listed(served, tmp_path, "/a"))[0] == ["/a"]
@@ -331,5 +333,5 @@ def test_a_proxy_of_the_environment_is_not_asked(served, tmp_path, monkeypatch):
         ("Wed, 21 Oct 2015 07:26:00 GMT", 0.0),
     ],
 )
-def test_a_host_that_names_no_time_is_asked_again_after_the_own_pause(value, seconds):
+def test_an_unreadable_retry_after_header_gives_the_default_pause(value, seconds):
     assert retry_after(value, 1.5, "Wed, 21 Oct 2015 07:27:00 GMT") == seconds

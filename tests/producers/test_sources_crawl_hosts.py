@@ -14,7 +14,7 @@ from stream_ssl.producers.sources.web import fetch, outage
 from stream_ssl.producers.sources.web.skip import Skip
 
 
-def test_robots_txt_is_obeyed(served, tmp_path, caplog):
+def test_a_crawl_obeys_robots_txt_unless_robots_is_false(served, tmp_path, caplog):
     served.answers["/robots.txt"] = robots("User-agent: stream-ssl\nDisallow: /3\n")
     served.answers["down.test/robots.txt"] = robots("", status=500)
     source = crawl(served, tmp_path, [*good(5), *good(2, "down.test")])
@@ -42,16 +42,14 @@ PART = "User-agent: {}\nDisallow: /1\n\nUser-agent: *\nDisallow: /2\n"
         ("Mozilla/5.0 (X11; Linux)", "mozilla", "1.png"),
     ],
 )
-def test_a_part_of_robots_txt_is_for_the_crawler_of_its_name(
-    served, tmp_path, agent, name, left_out
-):
+def test_the_agents_name_selects_its_section_of_robots_txt(served, tmp_path, agent, name, left_out):
     served.answers["/robots.txt"] = robots(PART.format(name))
     source = crawl(served, tmp_path, good(3), agent=agent)
     assert sorted(paths(source.samples())) == sorted({"0.png", "1.png", "2.png"} - {left_out})
     assert source.skipped.by_reason == {"robots.txt": 1}
 
 
-def test_the_crawl_delay_lies_between_requests(served, tmp_path):
+def test_a_crawl_keeps_the_crawl_delay_and_leaves_out_hosts_with_a_huge_one(served, tmp_path):
     served.answers["/robots.txt"] = robots("User-agent: *\nCrawl-delay: 0.1\n")
     times = []
 
@@ -85,7 +83,7 @@ def test_the_crawl_delay_lies_between_requests(served, tmp_path):
         ("other: noai, stream-ssl: noindex", 1),
     ],
 )
-def test_opt_outs_are_respected(served, tmp_path, tag, sent):
+def test_a_crawl_respects_opt_outs_in_the_x_robots_tag_header(served, tmp_path, tag, sent):
     async def tagged(request):
         await request.send(PNG[0], X_Robots_Tag=tag)
 
@@ -99,7 +97,7 @@ def test_opt_outs_are_respected(served, tmp_path, tag, sent):
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_host_is_waited_for(served, tmp_path, status):
+def test_a_crawl_retries_after_the_pause_that_a_busy_host_names(served, tmp_path, status):
     async def busy(request):
         first = served.asked.count("good.test" + request.path) == 1
         if request.path == "/1.png" and first:
@@ -115,7 +113,7 @@ def test_a_busy_host_is_waited_for(served, tmp_path, status):
     assert source.skipped.by_reason == {"busy": 1}
 
 
-def test_a_date_to_retry_after_is_read_by_the_hosts_clock(served, tmp_path):
+def test_a_retry_after_date_is_compared_with_the_clock_of_the_host(served, tmp_path):
     """This machine's clock may be wrong by years."""
 
     async def busy(request):
@@ -132,7 +130,7 @@ def test_a_date_to_retry_after_is_read_by_the_hosts_clock(served, tmp_path):
     assert time.monotonic() - began >= 1.0
 
 
-def test_a_dead_host_is_asked_for_its_robots_txt_once_for_all_its_rows(
+def test_all_rows_of_a_dead_host_share_the_attempts_to_read_robots_txt(
     served, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(fetch, "pause", lambda _attempt: 0.01)
@@ -146,7 +144,7 @@ def test_a_dead_host_is_asked_for_its_robots_txt_once_for_all_its_rows(
 
 
 @pytest.mark.parametrize("status", [408, 500, 502, 504])
-def test_a_bucket_that_fails_for_a_moment_is_asked_again(served, tmp_path, monkeypatch, status):
+def test_a_crawl_retries_after_a_temporary_server_error(served, tmp_path, monkeypatch, status):
     monkeypatch.setattr(fetch, "pause", lambda _attempt: 0.01)
 
     async def failing(request):
@@ -177,7 +175,7 @@ async def silent(request):
 
 
 @table("failing", [silent, cut])
-def test_a_connection_that_breaks_is_tried_again(served, tmp_path, failing):
+def test_a_crawl_retries_after_a_broken_connection(served, tmp_path, failing):
     """A host may close a kept connection at the moment of the next request."""
 
     async def breaking(request):
@@ -251,10 +249,10 @@ def test_the_hosts_beside_a_hostile_host_are_crawled(served, tmp_path, caplog, k
 
 
 @pytest.mark.parametrize("begins_offline", [True, False])
-def test_an_outage_of_the_own_network_costs_no_row(
+def test_an_outage_of_this_machines_network_costs_no_row(
     served, tmp_path, monkeypatch, caplog, begins_offline
 ):
-    """Every name, also that of a host that answered before, is unresolved for two seconds."""
+    """No name can be resolved for two seconds, not even the name of a host that has answered."""
     monkeypatch.setattr(outage, "ANSWER_SECONDS", 0.05)
     monkeypatch.setattr(outage, "REPEAT_SECONDS", 0.2)
     asked = []

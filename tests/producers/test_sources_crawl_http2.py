@@ -1,4 +1,4 @@
-"""A crawl over TLS: HTTP/2 where the host offers it, and certificates are checked."""
+"""A crawl over TLS: HTTP/2 if the host offers it, and checks of certificates."""
 
 import asyncio
 import ssl
@@ -67,7 +67,7 @@ class Host(asyncio.Protocol):
 
 @pytest.fixture
 def host(tmp_path):
-    """Port of a host that speaks nothing but HTTP/2 over TLS, and a file of its authority."""
+    """The port of a host that speaks only HTTP/2 over TLS, and a file of its authority."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -105,7 +105,7 @@ def crawl(tmp_path, port, name, **settings):
     return crawl_of(path, **settings)
 
 
-def test_requests_share_a_connection(tmp_path, host):
+def test_requests_to_one_host_share_a_connection(tmp_path, host):
     port, authority = host
     source = crawl(tmp_path, port, "good.test", authorities=authority, per_host=8)
     assert [sample.data for sample, _ in source.samples()] == [PNG] * 20
@@ -114,7 +114,7 @@ def test_requests_share_a_connection(tmp_path, host):
 
 
 @pytest.mark.parametrize(("name", "rows"), [("gone", 90), ("page", 30), ("large", 8)])
-def test_answers_left_unread_do_not_stop_later_ones(tmp_path, host, name, rows):
+def test_unread_answers_do_not_block_later_answers(tmp_path, host, name, rows):
     port, authority = host
     path = tmp_path / "urls.txt"
     names = [f"{name}{row}" for row in range(rows)] + [f"good{row}" for row in range(20)]
@@ -126,7 +126,9 @@ def test_answers_left_unread_do_not_stop_later_ones(tmp_path, host, name, rows):
 
 
 @pytest.mark.parametrize(("name", "trusted"), [("other.test", True), ("good.test", False)])
-def test_a_certificate_must_be_the_hosts_and_known(tmp_path, host, name, trusted):
+def test_a_crawl_refuses_a_certificate_of_another_host_or_an_unknown_authority(
+    tmp_path, host, name, trusted
+):
     port, authority = host
     source = crawl(tmp_path, port, name, authorities=authority if trusted else None)
     with pytest.raises(SourceError, match="not one sample of a whole pass can be read"):

@@ -18,7 +18,7 @@ SECRETS = [
 
 
 @table("query", SECRETS)
-def test_no_secret_of_a_url_is_logged_or_sent(served, tmp_path, caplog, query):
+def test_secrets_of_urls_appear_neither_in_the_log_nor_in_ids(served, tmp_path, caplog, query):
     async def redirecting(request):
         await request.send(status=302, location=f"/2.png{query}")
 
@@ -54,7 +54,7 @@ def test_no_secret_of_a_url_is_logged_or_sent(served, tmp_path, caplog, query):
         ("/1.png?key={0}", "/1.png"),
     ],
 )
-def test_a_new_signature_gives_no_new_id(url, named):
+def test_a_new_signature_of_a_url_does_not_change_the_id(url, named):
     host = "https://{0}:{0}@h.test"
     first, second = ((host + url).format(secret) for secret in ("s3cr3t", "an%2Fother"))
     assert url_id(first) == url_id(second) == f"https://h.test{named}"
@@ -70,7 +70,7 @@ def test_a_new_signature_gives_no_new_id(url, named):
         "/{0}?Signature=1",
     ],
 )
-def test_what_may_name_a_picture_stays_in_its_id(url):
+def test_a_parameter_that_may_name_a_picture_stays_in_the_id(url):
     first, second = (url_id("https://h.test" + url.format(name)) for name in ("first", "second"))
     assert first != second
 
@@ -97,8 +97,8 @@ def test_a_url_without_secrets_is_its_own_id(served, tmp_path):
     assert ids == {url.replace("PORT", str(served.port)) for url in urls}
 
 
-def test_a_url_that_is_no_unicode_costs_no_list(tmp_path):
-    """JSON may hold half of a character, of which no id can be made."""
+def test_a_list_with_a_url_that_is_not_unicode_is_accepted(tmp_path):
+    """JSON may hold half of a surrogate pair, which no id can contain."""
     (tmp_path / "a.jsonl").write_text('{"url": "http://a.test/\\ud800.jpg"}\n')
     Crawl(str(tmp_path / "a.jsonl"))
     assert url_id("http://a.test/\ud800.jpg").startswith("http://a.test/.jpg#")
