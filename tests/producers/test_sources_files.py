@@ -1,4 +1,4 @@
-"""IDX, CIFAR and image folders: what is read, and what is refused."""
+"""IDX, CIFAR, NumPy files and image folders: samples that are read, and files that are refused."""
 
 import gzip
 import io
@@ -64,7 +64,7 @@ def test_idx_sends_the_images_and_labels_of_its_files(tmp_path, packed, split):
         assert next(source.samples())[0].id == f"{stem}/0"
 
 
-def test_the_embedded_images_are_fashion_mnists():
+def test_the_embedded_data_are_the_test_images_of_fashion_mnist():
     source = IdxDataset(
         images=EMBEDDED / "t10k-images-idx3-ubyte.gz",
         labels=EMBEDDED / "t10k-labels-idx1-ubyte.gz",
@@ -77,7 +77,7 @@ def test_the_embedded_images_are_fashion_mnists():
     assert (first.shape, first.label, first.id) == ((28, 28, 1), 9, "t10k/0")
 
 
-def test_idx_images_may_have_colour_and_no_labels(tmp_path):
+def test_idx_reads_colour_images_without_labels(tmp_path):
     image_NHWC = pixels(3, 4, 6, 3)
     (tmp_path / "camera-images").write_bytes(idx_bytes(image_NHWC))
     source = IdxDataset(images=tmp_path / "camera-images", shuffle=False)
@@ -109,7 +109,7 @@ def test_damaged_idx_files_are_refused(tmp_path, damage, message):
         IdxDataset(tmp_path)
 
 
-def test_idx_says_what_it_looked_for(tmp_path):
+def test_the_error_of_idx_names_the_missing_file_or_the_conflicting_arguments(tmp_path):
     with pytest.raises(FileNotFoundError, match="t10k-images-idx3-ubyte"):
         IdxDataset(tmp_path, "test")
     with pytest.raises(FileNotFoundError, match="no file"):
@@ -140,7 +140,7 @@ def test_cifar10_sends_the_images_and_labels_of_its_files(tmp_path):
     assert source.classes is None
 
 
-def test_cifar_names_its_classes(tmp_path):
+def test_cifar_reads_the_names_of_its_classes(tmp_path):
     write_cifar(tmp_path / "data_batch_1.bin", pixels(2, 32, 32, 3), np.arange(2))
     names = [f"kind-{number}" for number in range(10)]
     file = tmp_path / "batches.meta.txt"
@@ -153,7 +153,7 @@ def test_cifar_names_its_classes(tmp_path):
         assert CifarBinary(tmp_path).classes == found
 
 
-def test_cifar100_has_two_labels(tmp_path):
+def test_cifar100_sends_one_label_and_keeps_the_other_in_meta(tmp_path):
     image_NHWC, coarse_N, fine_N = pixels(5, 32, 32, 3), np.arange(5), np.arange(95, 100)
     write_cifar(tmp_path / "train.bin", image_NHWC, coarse_N, fine_N)
     fine = CifarBinary(tmp_path, shuffle=False)
@@ -165,7 +165,7 @@ def test_cifar100_has_two_labels(tmp_path):
     assert np.array_equal(arrays(coarse), image_NHWC)
 
 
-def test_damaged_cifar_files_are_refused(tmp_path):
+def test_missing_and_damaged_cifar_files_are_refused(tmp_path):
     path = tmp_path / "data_batch_1.bin"
     with pytest.raises(FileNotFoundError, match=r"no folder .*gone: create it"):
         CifarBinary(tmp_path / "gone")
@@ -232,7 +232,7 @@ def test_damaged_npy_files_are_refused(tmp_path, data, message):
 
 
 @pytest.mark.parametrize("subset", [None, ":5"])
-def test_an_array_without_rows_holds_no_sample(tmp_path, subset):
+def test_an_array_without_rows_is_refused(tmp_path, subset):
     np.save(tmp_path / "a.npy", np.zeros((0, 8), np.float32))
     with pytest.raises(ValueError, match=r"source 'a': its files hold no sample; give files"):
         NpyVectors(tmp_path / "a.npy", subset=subset)
@@ -253,7 +253,7 @@ def test_the_rows_beside_a_bad_vector_are_sent(tmp_path, caplog):
     assert f"left out {name}/1 (bad vector): " in caplog.text
 
 
-def test_image_folder_sends_files_as_they_are(tmp_path):
+def test_image_folder_sends_files_unchanged_with_the_labels_of_their_folders(tmp_path):
     write_images(tmp_path / "bee", 2, "JPEG")
     write_images(tmp_path / "ant/inner", 2, "WEBP")
     write_images(tmp_path / "ant", 1, "PNG")
@@ -277,7 +277,7 @@ def test_image_folder_sends_files_as_they_are(tmp_path):
     assert source.classes == ["ant", "bee"]
 
 
-def test_image_folder_goes_by_content_and_skips_what_is_no_image(tmp_path, caplog):
+def test_image_folder_trusts_content_over_names_and_counts_unusable_files(tmp_path, caplog):
     first, second, third = write_images(tmp_path / "ant", 3, "PNG")
     first.rename(first.with_suffix(".jpg"))  # a name that lies
     second.write_bytes(b"")
@@ -294,7 +294,7 @@ def test_image_folder_goes_by_content_and_skips_what_is_no_image(tmp_path, caplo
     assert "bee/000.png (unreadable): [Errno 27] 268435457 bytes, more than the" in caplog.text
 
 
-def test_an_endless_source_of_which_nothing_can_be_read_ends(tmp_path):
+def test_an_endless_source_ends_after_a_whole_pass_without_a_readable_sample(tmp_path):
     paths = write_images(tmp_path / "ant", 3)
     source = ImageFolder(tmp_path, epochs=None)
     _, position = next(source.samples())
@@ -307,15 +307,15 @@ def test_an_endless_source_of_which_nothing_can_be_read_ends(tmp_path):
 
 def test_image_folder_without_images_is_refused(tmp_path):
     (tmp_path / "ant").mkdir()
-    # No ValueError, after which systemd would not start a producer again: the folder may be the
-    # mount point of a disk that comes later.
+    # After a ValueError, systemd would not start the producer again. The folder may be the mount
+    # point of a disk that is mounted later.
     with pytest.raises(FileNotFoundError, match=r"no \.jpg, .* in it or below; mount its disk"):
         ImageFolder(tmp_path)
     with pytest.raises(FileNotFoundError):
         ImageFolder(tmp_path / "none")
 
 
-def test_image_folder_takes_any_name(tmp_path):
+def test_image_folder_shortens_long_names_to_valid_ids(tmp_path):
     (path,) = write_images(tmp_path / "ant", 1)
     long = tmp_path / "ant" / ("ü" * 100)
     long.mkdir()
@@ -324,7 +324,7 @@ def test_image_folder_takes_any_name(tmp_path):
     assert len(sample.id.encode()) <= 255
 
 
-def test_the_name_of_a_class_need_not_be_unicode(tmp_path):
+def test_image_folder_escapes_the_name_of_a_class_that_is_not_unicode(tmp_path):
     write_images(tmp_path / os.fsdecode(b"caf\xe9"), 1)
     ((sample, _),) = ImageFolder(tmp_path).samples()
     assert sample.meta == {"class": r"caf\xe9"}
@@ -337,7 +337,7 @@ def make(tmp_path, **passes):
 
 
 @pytest.mark.parametrize("name", [b"long-" * 30, b"caf\xe9" * 30, "\u00e9".encode() * 40])
-def test_the_name_of_a_source_that_is_a_files_fits_the_wire(tmp_path, name):
+def test_the_name_of_a_source_from_a_long_file_name_fits_the_wire(tmp_path, name):
     folder = tmp_path / os.fsdecode(name)
     write_images(folder, 1)
     vectors = folder.with_suffix(".npy")
@@ -354,7 +354,7 @@ def test_the_name_of_a_source_that_is_a_files_fits_the_wire(tmp_path, name):
         check_position(position)
 
 
-def test_each_pass_is_a_permutation_of_its_own(tmp_path):
+def test_each_epoch_has_its_own_permutation(tmp_path):
     order = np.reshape(labels(make(tmp_path, epochs=3, seed=5)), (3, 40))
     assert np.array_equal(np.sort(order), np.tile(np.arange(40), (3, 1)))
     assert len({tuple(epoch) for epoch in order.tolist()}) == 3
@@ -362,7 +362,7 @@ def test_each_pass_is_a_permutation_of_its_own(tmp_path):
     assert order[0].tolist() != labels(make(tmp_path, seed=6))
 
 
-def test_subset_splits_without_overlap(tmp_path):
+def test_subsets_split_the_samples_without_overlap(tmp_path):
     train, held_out = make(tmp_path, subset=":30"), make(tmp_path, subset="30:")
     assert sorted(labels(train)) == list(range(30))
     assert sorted(labels(held_out)) == list(range(30, 40))
@@ -387,12 +387,12 @@ def test_wrong_arguments_are_named(tmp_path, arguments, message):
         make(tmp_path, **arguments)
 
 
-def test_slices_mean_what_they_mean_in_python():
+def test_subsets_follow_the_slices_of_python():
     for text, part in (("::2", slice(None, None, 2)), ("-3:", slice(-3, None))):
         assert select(10, text).tolist() == list(range(10))[part]
 
 
-def test_a_replaced_file_does_not_fit_an_old_position(tmp_path):
+def test_a_position_of_a_replaced_file_is_refused(tmp_path):
     _, position = next(make(tmp_path).samples())
     write_idx(tmp_path, "train", pixels(40, 2, 2, seed=9), np.arange(40), packed=False)
     with pytest.raises(ValueError, match="content was"):
@@ -448,7 +448,7 @@ def test_images_of_other_formats_are_counted(tmp_path, caplog, kind):
     assert f"first bytes: {kind}; convert it" in caplog.text
 
 
-def test_a_gzipped_idx_file_is_unpacked_only_as_far_as_it_says(tmp_path):
+def test_a_gzipped_idx_file_is_unpacked_only_to_the_size_in_its_header(tmp_path):
     path = tmp_path / "a-images-idx3-ubyte.gz"
     body = idx_bytes(pixels(2, 4, 4))
     path.write_bytes(gzip.compress(body + bytes(2**26)))
@@ -463,7 +463,7 @@ def test_a_gzipped_idx_file_is_unpacked_only_as_far_as_it_says(tmp_path):
 
 
 @table("kind", ["npy", "idx", "cifar"])
-def test_a_file_that_is_shortened_while_it_is_read_loses_only_its_end(tmp_path, kind, caplog):
+def test_a_file_that_shrinks_while_the_source_reads_loses_only_the_end(tmp_path, kind, caplog):
     path = tmp_path / "data_batch_1.bin"
     if kind == "npy":
         path.write_bytes(npy_bytes(np.ones((50, 500), np.float32)))
@@ -485,7 +485,7 @@ def test_a_file_that_is_shortened_while_it_is_read_loses_only_its_end(tmp_path, 
         list(source.samples())
 
 
-def test_vectors_that_are_stored_column_by_column_are_sent_as_rows(tmp_path):
+def test_vectors_in_fortran_order_are_sent_as_rows(tmp_path):
     value_ND = np.arange(60, dtype=np.float16).reshape(12, 5)
     np.save(tmp_path / "a.npy", np.asfortranarray(value_ND))
     sent = [
@@ -495,8 +495,8 @@ def test_vectors_that_are_stored_column_by_column_are_sent_as_rows(tmp_path):
     assert np.array_equal(sent, value_ND)
 
 
-def test_vectors_of_columns_are_read_in_blocks(tmp_path, monkeypatch, caplog):
-    """Each vector took a read for each of its numbers."""
+def test_vectors_in_fortran_order_are_read_in_blocks(tmp_path, monkeypatch, caplog):
+    """Without blocks, each vector takes a read for each of its numbers."""
     value_ND = np.random.default_rng(0).random((3000, 5), np.float32)
     np.save(tmp_path / "a.npy", np.asfortranarray(value_ND))
     monkeypatch.setattr(stored_rows, "BLOCK_BYTES", 20 * 100)
@@ -517,7 +517,7 @@ def test_vectors_of_columns_are_read_in_blocks(tmp_path, monkeypatch, caplog):
     assert "column by column (Fortran order), and reads them slowly" in caplog.text
 
 
-def test_a_file_of_columns_that_became_shorter_loses_only_what_is_gone(tmp_path, monkeypatch):
+def test_a_shortened_file_in_fortran_order_loses_only_the_missing_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(stored_rows, "BLOCK_BYTES", 20 * 8)
     value_ND = np.random.default_rng(0).random((30, 5), np.float32)
     np.save(tmp_path / "a.npy", np.asfortranarray(value_ND))
@@ -527,7 +527,7 @@ def test_a_file_of_columns_that_became_shorter_loses_only_what_is_gone(tmp_path,
     assert source.skipped.by_reason == {"unreadable": 10}
 
 
-def test_an_npy_header_is_bounded(tmp_path):
+def test_a_huge_npy_header_and_a_device_are_refused(tmp_path):
     path = tmp_path / "a.npy"
     path.write_bytes(b"\x93NUMPY\x02\x00" + (2**31).to_bytes(4, "little"))
     os.truncate(path, 2**31 + 12)  # with holes
@@ -542,7 +542,7 @@ def test_an_npy_header_is_bounded(tmp_path):
 
 
 @table("kind", ["npy", "idx", "idx.gz"])
-def test_whatever_is_flipped_in_a_data_set_it_is_read_or_refused(tmp_path, kind):
+def test_a_data_set_with_flipped_bytes_is_read_or_refused(tmp_path, kind):
     rng = random.Random(3)
     data = npy_bytes(np.ones((5, 3))) if kind == "npy" else idx_bytes(pixels(5, 4, 4))
     data = gzip.compress(data) if kind == "idx.gz" else data
@@ -561,7 +561,7 @@ def test_whatever_is_flipped_in_a_data_set_it_is_read_or_refused(tmp_path, kind)
     assert "refused" in outcomes
 
 
-def test_hidden_files_and_folders_are_no_images(tmp_path):
+def test_image_folder_ignores_hidden_files_and_folders(tmp_path):
     write_images(tmp_path / "cat", 2)
     write_images(tmp_path / ".ipynb_checkpoints", 1)
     (tmp_path / "cat" / "._000.png").write_bytes(b"of macOS")

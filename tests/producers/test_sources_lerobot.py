@@ -1,4 +1,4 @@
-"""LeRobot data sets: which frames are sent, exactly once, and what happens to damage."""
+"""LeRobot data sets: every frame is sent exactly once, and damage is counted."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from stream_ssl.producers.sources.fields import file_name
 from stream_ssl.producers.sources.lerobot import COLUMNS, frame_rows, picture
 from stream_ssl.producers.sources.lerobot_meta import Clip, episode_rows, filled
 
-BEGAN = 1_714_979_289.0  # what the videos tell
+BEGAN = 1_714_979_289.0  # the time in the videos
 TOP, WRIST = CAMERAS
-VERSIONS = ("v2.1", "v3.0")  # v2.0 is read as v2.1 is
+VERSIONS = ("v2.1", "v3.0")  # the source reads v2.0 in the same way as v2.1
 
 
 def told(source: LeRobot, position: Any = None) -> list[tuple[int, str, int, int]]:
-    """Episode, camera, frame and the number in the picture."""
+    """Return the episode, camera, frame and number in the picture of each sample."""
     found = []
     for sample, _ in source.samples(position):
         meta = sample.meta or {}
@@ -52,7 +52,7 @@ def expected(version: str, episodes: Any = range(3), cameras: Any = CAMERAS) -> 
 
 @pytest.mark.parametrize("films", [True, False])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_frame_is_sent_once_and_gone_on_from(
+def test_a_lerobot_set_sends_every_frame_once_and_resumes_after_each(
     version: str, films: bool, tmp_path: Path
 ) -> None:
     root = write_lerobot(tmp_path, version, films)
@@ -65,9 +65,7 @@ def test_every_frame_is_sent_once_and_gone_on_from(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_hidden_files_beside_the_others_are_no_part_of_the_data_set(
-    version: str, tmp_path: Path
-) -> None:
+def test_a_lerobot_set_ignores_hidden_files(version: str, tmp_path: Path) -> None:
     """On a disk without such attributes, macOS writes a file ._x beside each file x."""
     root = write_lerobot(tmp_path, version)
     for file in [file for file in root.rglob("*") if file.is_file()]:
@@ -76,7 +74,7 @@ def test_hidden_files_beside_the_others_are_no_part_of_the_data_set(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_sample_tells_episode_task_and_time(version: str, tmp_path: Path) -> None:
+def test_a_sample_contains_its_episode_its_task_and_its_time(version: str, tmp_path: Path) -> None:
     root = write_lerobot(tmp_path, version)
     sample = next(s for s, _ in LeRobot(root, "1:2").samples() if s.meta["frame"] == 4)
     film = root / (
@@ -99,7 +97,7 @@ def test_a_sample_tells_episode_task_and_time(version: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_set_may_gain_episodes_but_not_lose_them(
+def test_a_position_fits_a_set_with_more_episodes_and_not_with_fewer(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -119,7 +117,7 @@ def test_a_set_may_gain_episodes_but_not_lose_them(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_episodes_cameras_and_frames_are_chosen(version: str, tmp_path: Path) -> None:
+def test_arguments_choose_episodes_cameras_and_frames(version: str, tmp_path: Path) -> None:
     root = write_lerobot(tmp_path, version)
     chosen = LeRobot(root, [2, 0], [WRIST])
     assert told(chosen) == expected(version, (2, 0), (WRIST,))
@@ -138,7 +136,9 @@ def test_episodes_cameras_and_frames_are_chosen(version: str, tmp_path: Path) ->
         next(chosen.samples(position | {"at": [0, -1, 0]}))
 
 
-def test_damage_costs_its_clip_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_costs_only_its_own_clips(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root = write_lerobot(tmp_path, "v2.1")
     (root / V2_VIDEO.format(episode_chunk=0, episode_index=0, video_key=TOP)).write_bytes(b"no")
     table = root / V2.format(episode_chunk=0, episode_index=1)
@@ -154,7 +154,7 @@ def test_damage_costs_its_clip_alone(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert f"{TOP} of episode 0" in caplog.text
 
 
-def test_a_bad_image_in_a_table_costs_itself_alone(
+def test_a_bad_image_in_a_table_costs_no_other_image(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = write_lerobot(tmp_path / "set", "v2.1", films=False)
@@ -189,7 +189,7 @@ def test_a_bad_image_in_a_table_costs_itself_alone(
     assert stream[0][0].time == pytest.approx(ends - (LENGTHS[1] - 4) / RATE)
 
 
-def test_an_image_of_too_many_pixels_is_not_unpacked() -> None:
+def test_an_image_of_too_many_pixels_is_refused() -> None:
     file = io.BytesIO()
     Image.new("1", (8193, 8192)).save(file, "png")
     with pytest.raises(ValueError, match="8193 x 8192 pixels; at most 67108864 are read"):
@@ -197,7 +197,7 @@ def test_an_image_of_too_many_pixels_is_not_unpacked() -> None:
 
 
 def column(name: str, value: Any) -> Callable[[bytes], bytes]:
-    """Writes a table's column anew; None: leaves it out."""
+    """Return a function that replaces a table's column, or removes the column if value is None."""
 
     def changed(data: bytes) -> bytes:
         rows = parquet.read_table(io.BytesIO(data)).to_pylist()
@@ -252,8 +252,8 @@ def test_a_damaged_file_costs_no_other_episode(
 
 
 @table("films", [True, False])
-def test_rows_without_numbers_of_frames_are_counted(tmp_path: Path, films: bool) -> None:
-    """As tools that write data for GR00T make them."""
+def test_rows_without_frame_numbers_are_numbered_in_order(tmp_path: Path, films: bool) -> None:
+    """Tools that write data for GR00T make such rows."""
     root = write_lerobot(tmp_path / f"{films}", "v2.0", films)
     for file in root.glob("data/**/*.parquet"):
         parquet.write_table(parquet.read_table(file).drop_columns(["frame_index"]), file)
@@ -265,7 +265,7 @@ def test_rows_without_numbers_of_frames_are_counted(tmp_path: Path, films: bool)
 
 
 @table("there", [True, False])
-def test_a_recording_that_has_not_ended_is_named_with_the_remedy(
+def test_the_log_names_an_unfinished_recording_and_the_remedy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, there: bool
 ) -> None:
     """LeRobot 0.4 writes the end of its tables, or the tables themselves, when it ends."""
@@ -309,7 +309,7 @@ def test_a_small_file_of_many_rows_takes_little_memory(tmp_path: Path) -> None:
         (SECOND, column("timestamp", "x"), "is string, and holds no numbers"),
     ],
 )
-def test_an_episode_whose_frames_do_not_fit_says_why(
+def test_the_log_says_why_the_frames_of_an_episode_do_not_fit(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     file: str,
@@ -322,7 +322,7 @@ def test_an_episode_whose_frames_do_not_fit_says_why(
     assert says in caplog.text
 
 
-def test_a_film_that_ends_early_is_told(tmp_path: Path) -> None:
+def test_a_film_that_ends_early_is_counted_as_damaged(tmp_path: Path) -> None:
     root = write_lerobot(tmp_path, "v2.1")
     long = V2_VIDEO.format(episode_chunk=0, episode_index=1, video_key=TOP)
     short = V2_VIDEO.format(episode_chunk=0, episode_index=0, video_key=TOP)
@@ -344,7 +344,9 @@ def test_a_film_that_ends_early_is_told(tmp_path: Path) -> None:
         ({"features": {}}, "no feature is of dtype video or image"),
     ],
 )
-def test_another_data_set_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_a_data_set_of_another_format_is_refused(
+    change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     root = write_lerobot(tmp_path, "v2.1")
     info = root / "meta" / "info.json"
     info.write_text(json.dumps(json.loads(info.read_text()) | change))
@@ -353,8 +355,8 @@ def test_another_data_set_is_refused(change: dict[str, Any], says: str, tmp_path
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_episodes_beyond_the_told_number_are_sent(version: str, tmp_path: Path) -> None:
-    """As after a crash of a recorder, or a deletion that leaves a gap."""
+def test_episodes_beyond_the_total_in_the_metadata_are_sent(version: str, tmp_path: Path) -> None:
+    """A crash of a recorder, or a deletion that leaves a gap, makes such metadata."""
     root = write_lerobot(tmp_path, version)
     info = root / "meta" / "info.json"
     whole = json.loads(info.read_text())
@@ -391,13 +393,13 @@ def test_paths_cannot_leave_the_data_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "pattern", ["{a.__class__}", "{a[0]}", "{b}", "{a!r}", "{a:{b}}", "{a:99999999999d}", "{"]
 )
-def test_a_path_has_plain_fields(pattern: str) -> None:
+def test_a_path_pattern_accepts_only_plain_fields(pattern: str) -> None:
     with pytest.raises(BrokenFileError, match=r"meta/info\.json: the path"):
         filled(pattern, a=1)
     assert filled("x-{a:03d}/{b}.mp4", a=1, b="top") == "x-001/top.mp4"
 
 
-def test_sentences_that_cannot_be_read_cost_no_sample(
+def test_unreadable_task_sentences_raise_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meta").mkdir()

@@ -1,4 +1,4 @@
-"""Sources of other packages: the page's example by the real command, and classes that are none."""
+"""Sources of other packages: the example of the docs, and classes that are no sources."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         del sys.modules[name]
 
 
-def test_the_pages_live_source_connects_again_after_a_failure(on_path: Path) -> None:
+def test_the_live_source_of_the_page_reconnects_after_a_failure(on_path: Path) -> None:
     answers = [(200, encoded(numbered(1), "JPEG")), (503, b""), (200, b"")]
 
     class Camera(http.server.BaseHTTPRequestHandler):
@@ -87,7 +87,9 @@ def test_the_pages_live_source_connects_again_after_a_failure(on_path: Path) -> 
     assert len({sample.id.rpartition("-")[0] for sample in got}) == 2  # two connections
 
 
-def test_the_pages_source_counts_an_empty_row_and_goes_on(on_path: Path, tmp_path: Path) -> None:
+def test_the_source_of_the_page_counts_an_empty_row_and_continues(
+    on_path: Path, tmp_path: Path
+) -> None:
     insert(tmp_path / "frames.db", 0, 1, 2)
     with closing(sqlite3.connect(tmp_path / "frames.db")) as database, database:
         database.execute("UPDATE images SET jpeg = x'' WHERE id = 1")
@@ -96,7 +98,7 @@ def test_the_pages_source_counts_an_empty_row_and_goes_on(on_path: Path, tmp_pat
     assert source.skipped.by_reason == {"no sample": 1}
 
 
-def test_the_pages_source_runs_by_path_and_by_name_and_resumes(tmp_path: Path) -> None:
+def test_the_source_of_the_page_runs_by_path_and_by_name_and_resumes(tmp_path: Path) -> None:
     site, file = package(tmp_path / "site"), tmp_path / "frames.db"
     insert(file, *range(6))
     settings = {key: value for key, value in TINY.items() if key != "access"}  # so with keys
@@ -124,7 +126,7 @@ def test_a_class_without_arguments_is_a_source(on_path: Path) -> None:
     assert [sample.id for sample, _ in source.samples(1)] == ["1", "2"]
 
 
-def test_the_help_lists_entry_points_and_has_the_options(
+def test_the_help_lists_entry_points_and_their_options(
     on_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -206,7 +208,7 @@ def bad(on_path: Path) -> str:
     return "outside_bad"
 
 
-def test_classes_that_are_no_sources_are_refused(
+def test_names_that_are_no_source_are_refused(
     bad: str, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
     refused = {
@@ -266,7 +268,7 @@ def test_pairs_that_break_the_contract_end_the_source(
         list(source.samples())
 
 
-def test_a_constructor_that_fails_is_named(bad: str) -> None:
+def test_the_error_names_a_constructor_that_fails(bad: str) -> None:
     with pytest.raises(
         ValueError, match=r"source outside_bad.NoStart: its constructor failed \(.*no camera"
     ):

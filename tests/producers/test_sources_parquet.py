@@ -1,4 +1,4 @@
-"""Parquet files: what becomes a sample, which column is read, and what happens to damage."""
+"""Parquet files: the samples, the columns that are read, and damage."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def given(source: ParquetFiles) -> list[tuple[str, bytes, str, int | None, Any]]
     ]
 
 
-def test_rows_of_images_are_sent_as_they_are(tmp_path: Path) -> None:
+def test_rows_are_sent_with_unchanged_images_labels_and_kept_columns(tmp_path: Path) -> None:
     columns = {"image": cells([*PNGS[:2], JPEG]), "label": [3, -1, None], "text": ["a", "b", "c"]}
     source = ParquetFiles(write(tmp_path / "train-00000.parquet", columns), keep=["text"])
     assert given(source) == [
@@ -52,7 +52,7 @@ def test_rows_of_images_are_sent_as_they_are(tmp_path: Path) -> None:
     assert not source.skipped.by_reason
 
 
-def test_labels_that_folders_alone_tell_are_named_with_the_remedy(
+def test_a_label_that_only_the_folder_names_is_reported_with_a_remedy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Hive, Spark and DuckDB leave the column of a partition out of its files."""
@@ -70,19 +70,19 @@ FIXED, CATEGORIES = pa.binary(len(PNGS[0])), pa.dictionary(pa.int32(), pa.binary
 
 
 @table("kind", [pa.binary(), pa.large_binary(), FIXED, CATEGORIES], ids=str)
-def test_plain_cells_may_hold_the_images(tmp_path: Path, kind: pa.DataType) -> None:
+def test_a_column_of_plain_bytes_may_hold_the_images(tmp_path: Path, kind: pa.DataType) -> None:
     images = [image for image in PNGS if len(image) == len(PNGS[0])]
     columns = {"picture.png": pa.array(images).cast(kind), "path": ["x"] * len(images)}
     source = ParquetFiles(write(tmp_path / "a.parquet", columns))
     assert [data for _, data, *_ in given(source)] == images
 
 
-def test_views_of_bytes_are_bytes() -> None:
-    """pyarrow 21 reads them from files that it wrote, and pyarrow 20 reads plain bytes there."""
+def test_the_type_of_views_of_bytes_counts_as_plain_bytes() -> None:
+    """pyarrow 21 reads views from its own files. pyarrow 20 reads plain bytes from them."""
     assert parquet_source.plain(pa.binary_view()) == pa.binary()
 
 
-def test_a_structure_goes_before_other_bytes(tmp_path: Path) -> None:
+def test_a_column_of_image_structures_is_preferred_to_plain_bytes(tmp_path: Path) -> None:
     columns = {"md5": [b"0123", b"4567"], "image": cells(PNGS[:2]), "vector": [[0.5], [1.5]]}
     file = write(tmp_path / "a.parquet", columns)
     assert [data for _, data, *_ in given(ParquetFiles(file))] == PNGS[:2]
@@ -107,7 +107,7 @@ def test_a_structure_goes_before_other_bytes(tmp_path: Path) -> None:
         ({"a": [b"x"]}, {"epochs": 0}, "epochs 0: must be 1 or more"),
     ],
 )
-def test_a_wrong_choice_ends_at_the_start(
+def test_the_constructor_refuses_wrong_columns_and_epochs(
     tmp_path: Path, columns: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     file = write(tmp_path / "a.parquet", columns)
@@ -115,7 +115,7 @@ def test_a_wrong_choice_ends_at_the_start(
         ParquetFiles(file, **options)
 
 
-def test_what_is_no_table_ends_at_the_start(tmp_path: Path) -> None:
+def test_the_constructor_refuses_a_file_that_is_no_table(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and then something else PAR1")
     with pytest.raises(ValueError, match=r"source 'parquet': .*a.parquet cannot be read"):
         ParquetFiles(str(tmp_path / "a.parquet"))
@@ -123,7 +123,7 @@ def test_what_is_no_table_ends_at_the_start(tmp_path: Path) -> None:
         ParquetFiles(str(tmp_path / "b.parquet"))
 
 
-def test_a_file_without_its_end_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_the_refusal_of_a_file_without_its_end_names_the_remedy(tmp_path: Path) -> None:
     file = Path(write(tmp_path / "a.parquet", {"image": cells(PNGS)}))
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match="is a Parquet file, finish writing it, or fetch it again"):
@@ -131,8 +131,8 @@ def test_a_file_without_its_end_is_refused_with_the_remedy(tmp_path: Path) -> No
 
 
 @table("form", ["stream", "file"])
-def test_the_own_files_of_arrow_are_named_with_the_remedy(tmp_path: Path, form: str) -> None:
-    """As `datasets.Dataset.save_to_disk` and Feather write them."""
+def test_the_refusal_of_an_arrow_file_names_the_remedy(tmp_path: Path, form: str) -> None:
+    """`datasets.Dataset.save_to_disk` and Feather write such files."""
     rows, path = pa.table({"image": cells(PNGS)}), tmp_path / f"{form}.arrow"
     create = {"stream": pa.ipc.new_stream, "file": pa.ipc.new_file}[form]
     with create(path, rows.schema) as writer:
@@ -166,7 +166,7 @@ def test_rows_without_an_image_are_counted(
     ],
     ids=["names", "numbers", "no structure", "deep", "empty"],
 )
-def test_names_of_classes_are_read_if_they_are_there(
+def test_names_of_classes_are_read_from_valid_metadata_only(
     tmp_path: Path, facts: str, names: list[str] | None
 ) -> None:
     found = pa.table({"image": cells(PNGS[:1]), "label": [0]})
@@ -181,7 +181,7 @@ def named(path: Path, labels: list[object], names: list[str]) -> None:
     parquet.write_table(found.replace_schema_metadata({"huggingface": facts}), path)
 
 
-def test_files_that_number_their_classes_otherwise_get_the_numbers_of_the_first(
+def test_all_files_use_the_class_numbers_of_the_first_file(
     tmp_path: Path,
 ) -> None:
     named(tmp_path / "a.parquet", [0, 1, None], ["dog", "cat"])
@@ -197,7 +197,7 @@ def test_files_that_number_their_classes_otherwise_get_the_numbers_of_the_first(
 
 
 @table("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())], ids=str)
-def test_names_in_the_labels_column_are_numbered_over_all_files(
+def test_class_names_in_the_label_column_get_numbers_over_all_files(
     tmp_path: Path, kind: pa.DataType, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, labels in (("a", ["cat", "ant", None]), ("b", ["bee", "", "cat"])):
@@ -212,7 +212,7 @@ def test_names_in_the_labels_column_are_numbered_over_all_files(
     assert source.skipped.by_reason == {"bad label": 1, "damaged": 1}
 
 
-def test_names_of_digits_and_underscores_are_no_numbers(tmp_path: Path) -> None:
+def test_class_names_of_digits_and_underscores_are_not_read_as_numbers(tmp_path: Path) -> None:
     columns = {"image": cells(PNGS[:3]), "label": ["1_2", "1_10", "1_2"]}
     source = ParquetFiles(write(tmp_path / "a.parquet", columns))
     assert source.classes == ["1_10", "1_2"]
@@ -230,7 +230,7 @@ def test_names_of_classes_may_have_any_encoding(tmp_path: Path, encoding: str) -
     assert source.skipped.by_reason == {}
 
 
-def test_many_texts_are_no_names(
+def test_more_texts_than_the_limit_are_not_read_as_class_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(parquet_source, "MAX_NAMES", 2)
@@ -242,7 +242,7 @@ def test_many_texts_are_no_names(
     assert "'label' has more than 2 different texts. They are no names of classes" in caplog.text
 
 
-def test_labels_and_facts_that_cannot_be_sent_are_left_out_alone(tmp_path: Path) -> None:
+def test_a_bad_label_or_fact_costs_no_sample(tmp_path: Path) -> None:
     day = datetime.date(2026, 1, 31)
     columns = {
         "image": cells(PNGS[:3]),
@@ -310,7 +310,7 @@ def test_damage_costs_the_rest_of_its_row_group(
     assert "to the end of its row group (damaged)" in caplog.text
 
 
-def test_rows_that_a_shortened_file_has_lost_are_counted(
+def test_row_groups_that_a_shortened_file_has_lost_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = np.random.default_rng(0)
@@ -320,13 +320,13 @@ def test_rows_that_a_shortened_file_has_lost_are_counted(
     source = ParquetFiles(str(file))
     samples = source.samples()
     next(samples)
-    os.truncate(file, second.data_page_offset)  # as a program that writes the file anew does
+    os.truncate(file, second.data_page_offset)  # like a program that writes the file again
     assert len(list(samples)) <= 3
-    assert source.skipped.by_reason["damaged"] >= 4  # a row group each
+    assert source.skipped.by_reason["damaged"] >= 4  # one for each row group
     assert "the last 2 rows are missing: the file became shorter" in caplog.text
 
 
-def test_a_later_file_of_another_form_is_left_out_alone(
+def test_a_later_file_of_another_form_costs_no_other_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path / "a.parquet", {"image": cells(PNGS[:2])})
@@ -339,7 +339,7 @@ def test_a_later_file_of_another_form_is_left_out_alone(
     assert "b.parquet has no column that can hold images" in caplog.text
 
 
-def test_a_column_that_unpacks_to_too_much_is_not_read(
+def test_a_column_that_unpacks_to_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(limits, "MAX_COLUMN", 10_000)

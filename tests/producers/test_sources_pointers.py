@@ -28,7 +28,7 @@ MAKE = {
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_a_pointer_of_git_lfs_is_named(
+def test_every_source_names_the_remedy_for_a_pointer_of_git_lfs(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / name).write_bytes(POINTER)
@@ -37,7 +37,7 @@ def test_a_pointer_of_git_lfs_is_named(
     assert "git lfs pull" in caplog.text + str(caught.value)
 
 
-def test_a_lerobot_set_that_was_cloned_without_lfs_says_so(
+def test_the_log_names_the_remedy_for_a_lerobot_set_without_its_lfs_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for lost in ("data/**/*.parquet", "videos/**/*.mp4"):
@@ -50,8 +50,10 @@ def test_a_lerobot_set_that_was_cloned_without_lfs_says_so(
         assert "git lfs pull" in caplog.text
 
 
-def test_a_heif_photo_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With the brand of a telephone's photo of 10 bits."""
+def test_the_log_names_a_heif_photo_and_the_remedy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file has the brand of a telephone's photo of 10 bits."""
     (tmp_path / "a.jpg").write_bytes(b"\0\0\0\x24ftypheix\0\0\0\0")
     with pytest.raises(ValueError, match="not one sample"):
         list(ImageFolder(tmp_path).samples())
@@ -79,7 +81,7 @@ def test_a_drawing_that_was_renamed_jpg_is_named(
 
 
 @pytest.mark.parametrize("page", [b"<!DOCTYPE html><html>", b"\n <HTML lang=en>"])
-def test_a_web_page_in_place_of_an_image_is_named(
+def test_the_log_names_a_web_page_in_place_of_an_image(
     page: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
