@@ -1,4 +1,4 @@
-"""Kafka topics, at librdkafka's mock cluster: a broker of its own over real TCP."""
+"""Kafka topics, from librdkafka's mock cluster over real TCP."""
 
 import signal
 import threading
@@ -20,7 +20,7 @@ from stream_ssl.producers.sources.kafka_member import READY, GroupMember
 
 @contextmanager
 def cluster():
-    """A mock cluster's publisher, and its address; a topic has four partitions."""
+    """Yield a mock cluster's publisher and its address. A topic has four partitions."""
     publisher = confluent_kafka.Producer(
         {"test.mock.num.brokers": 1, "bootstrap.servers": "mock", "log_level": 2}
     )
@@ -49,7 +49,7 @@ def taken(source, position=None, count=None):
 
 @pytest.fixture
 def config(tmp_path):
-    """Members that go are missed after six seconds."""
+    """A config file under which the group notices after six seconds that a member is gone."""
     path = tmp_path / "kafka.properties"
     path.write_text("# as ours\nsession.timeout.ms = 6000\nheartbeat.interval.ms = 200\n")
     return path
@@ -84,7 +84,7 @@ def test_a_message_without_an_image_is_counted_and_committed(config):
         assert committed(address) == [5, 2]
 
 
-def test_without_a_broker_the_log_stays_short_and_the_idle_time_ends_it(config, caplog):
+def test_a_source_without_a_broker_ends_after_idle_seconds_with_a_short_log(config, caplog):
     why = r"no broker at 127\.0\.0\.1:1 answered within idle_seconds"
     with (
         closing(source_of("127.0.0.1:1", config, idle_seconds=2.0)) as source,
@@ -101,7 +101,7 @@ def test_an_idle_time_of_0_names_the_value_for_no_limit():
         Kafka("frames", "robots", idle_seconds=0)
 
 
-def test_a_config_file_is_for_its_owner_and_may_not_undo_the_promise(config):
+def test_a_config_file_that_is_readable_by_others_or_unsafe_is_refused(config):
     for text, why in (
         ("enable.auto.offset.store=true", "line 1: enable.auto.offset.store is set by"),
         ("# fine\nsecret", "line 2 is not KEY=VALUE"),
@@ -118,14 +118,14 @@ def test_a_config_file_is_for_its_owner_and_may_not_undo_the_promise(config):
 
 
 @pytest.mark.servers  # the mock cluster's groups take seconds
-def test_nothing_is_committed_before_it_is_acknowledged(config):
+def test_an_offset_is_committed_only_after_the_acknowledgement(config):
     images = image_files(10)
     with cluster() as (publisher, address):
         publish(publisher, [*images[:6], b"no image", *images[6:]])
         with closing(source_of(address, config)) as source:
             samples = taken(source, count=7)
             source.stop()
-            source.acknowledged(samples[3][1])  # while the last ones are waited for
+            source.acknowledged(samples[3][1])  # while the source waits for the last ones
         assert committed(address, 1) == [4]
         with closing(source_of(address, config)) as source:  # a producer without a position
             assert next(sample.id for sample, _ in taken(source)) == "frames-0-4"
@@ -138,8 +138,8 @@ def test_nothing_is_committed_before_it_is_acknowledged(config):
 
 
 @pytest.mark.servers  # the mock cluster's groups take seconds
-def test_a_receiver_that_is_away_stops_neither_commits_nor_the_group(config):
-    """`samples` is not asked for more meanwhile; the position also tells of another's partition."""
+def test_a_slow_receiver_stops_neither_commits_nor_the_group_membership(config):
+    """`samples` stands still meanwhile. The position also names a partition of another member."""
     images = image_files(3 * READY)
     with cluster() as (publisher, address):
         publish(publisher, images)
@@ -157,8 +157,8 @@ def test_a_receiver_that_is_away_stops_neither_commits_nor_the_group(config):
 
 
 @pytest.mark.servers  # the mock cluster's groups take seconds
-def test_a_partition_that_changes_hands_waits_for_what_is_under_way(config, monkeypatch):
-    """Acknowledged by another thread while `samples` waits for a silent topic, as a client does."""
+def test_a_partition_changes_owner_only_after_its_messages_are_acknowledged(config, monkeypatch):
+    """Another thread acknowledges while `samples` waits for a silent topic, as a client does."""
     image, events, came, acknowledging = image_files(1), [], [], threading.Event()
 
     def noting(method, begin, end):
@@ -216,7 +216,7 @@ def test_a_partition_that_changes_hands_waits_for_what_is_under_way(config, monk
 
 
 @pytest.mark.servers  # the mock cluster's groups take seconds
-def test_a_topic_made_anew_and_another_sources_position_are_refused(config):
+def test_positions_of_a_recreated_topic_or_another_source_are_refused(config):
     with cluster() as (publisher, address):
         publish(publisher, image_files(3))
         with closing(source_of(address, config)) as source:
@@ -233,7 +233,7 @@ def test_a_topic_made_anew_and_another_sources_position_are_refused(config):
 
 
 @pytest.mark.servers  # the mock cluster's groups take seconds
-def test_a_produce_that_is_killed_loses_nothing_and_sends_nothing_twice(tmp_path, config):
+def test_a_killed_produce_of_kafka_loses_and_repeats_no_message(tmp_path, config):
     images = image_files(400)
     with cluster() as (publisher, address), Running(tmp_path) as running:
         for number in range(0, 400, 40):
@@ -256,7 +256,9 @@ def test_a_produce_that_is_killed_loses_nothing_and_sends_nothing_twice(tmp_path
         assert committed(address) == [200, 200]
 
 
-def test_a_source_that_cannot_go_on_says_why_and_what_is_deleted_is_counted(config, caplog):
+def test_messages_that_retention_deleted_are_counted_and_a_fatal_error_ends_the_source(
+    config, caplog
+):
     with closing(source_of("127.0.0.1:1", config)) as source:
         ends = SimpleNamespace(get_watermark_offsets=lambda *_: (5, 9))
         source._member.offsets.consumed = {0: 2}
@@ -264,7 +266,9 @@ def test_a_source_that_cannot_go_on_says_why_and_what_is_deleted_is_counted(conf
         assert source.skipped.by_reason == {"deleted by retention": 3}
         assert source._member.offsets.consumed == source._member.offsets.safe == {0: 5}
         stream = source.samples()
-        source._member._failed(KafkaError(KafkaError._TRANSPORT))  # which librdkafka mends
+        source._member._failed(
+            KafkaError(KafkaError._TRANSPORT)
+        )  # librdkafka recovers from this error
         assert source._ready.error is None
         source._member._failed(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
         with pytest.raises(SourceError, match="TOPIC_AUTHORIZATION_FAILED"):
@@ -273,8 +277,8 @@ def test_a_source_that_cannot_go_on_says_why_and_what_is_deleted_is_counted(conf
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_what_retention_deletes_before_a_slow_consumer_is_counted(config, caplog, start):
-    """The mock keeps five megabytes of a partition."""
+def test_messages_that_retention_deletes_before_a_slow_consumer_are_counted(config, caplog, start):
+    """The mock cluster keeps five megabytes of a partition."""
     config.write_text(config.read_text() + "queued.max.messages.kbytes = 1\n")
     small, large = image_files(READY + 20), [image + bytes(100_000) for image in image_files(150)]
     with (
@@ -298,9 +302,7 @@ def test_what_retention_deletes_before_a_slow_consumer_is_counted(config, caplog
 
 
 @table("method", ["committed", "get_watermark_offsets"])
-def test_a_broker_that_is_away_while_partitions_are_assigned_is_asked_again(
-    config, monkeypatch, method
-):
+def test_a_failed_query_of_the_broker_during_an_assignment_is_repeated(config, monkeypatch, method):
     plain, failures = getattr(confluent_kafka.Consumer, method), []
 
     class Consumer(confluent_kafka.Consumer):
@@ -322,8 +324,8 @@ def test_a_broker_that_is_away_while_partitions_are_assigned_is_asked_again(
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_only_a_member_without_a_place_of_its_own_gives_it_up(config, static):
-    """`unsubscribe` tells the group that the member leaves; see group.instance.id."""
+def test_only_a_member_without_a_static_id_leaves_the_group(config, static):
+    """`unsubscribe` makes the member leave the group; see group.instance.id."""
     if static:
         config.write_text(config.read_text() + "group.instance.id = arm-1\n")
     source, asked, held = source_of("127.0.0.1:1", config), [], [1, 1]

@@ -49,7 +49,7 @@ def test_mcap_files_of_every_form_are_read(tmp_path, options, cls):
 
 
 def write_mixed(path, inside, damage=None):
-    """Messages whose numbers are `inside` lie in chunks, the others between the chunks."""
+    """Write messages: the numbers in `inside` lie in chunks, the others between the chunks."""
     with path.open("wb") as file:
         writer = McapWriter(file, chunk_size=1)
         writer.start("ros2")
@@ -94,7 +94,7 @@ def test_damage_between_chunks_loses_no_chunk(tmp_path):
     assert source.skipped.by_reason == {"damaged": 1}
 
 
-TINY = message(7, 0, b"")  # of no channel
+TINY = message(7, 0, b"")  # a message without a channel
 
 
 BOMBS = {
@@ -128,7 +128,7 @@ def test_an_mcap_bomb_loses_no_other_message(tmp_path, bomb):
     assert source.skipped.by_reason["damaged"] == (2 if "tiny" in bomb else 1)
 
 
-def test_an_index_that_names_a_chunk_twice_is_not_followed(tmp_path, caplog):
+def test_an_index_that_names_a_chunk_twice_is_ignored(tmp_path, caplog):
     chunk = mcap_chunk(DEFINED + GOOD[0] + GOOD[1], "zstd")
     magic, head = b"\x89MCAP0\r\n", record(1, text(b"") + text(b""))
     data = magic + head + chunk + record(15, bytes(4))

@@ -83,7 +83,7 @@ class Server:
         return Nats("FRAMES", "ssl", self.url, **secure, **own)
 
     def ask(self, what):
-        """The result of a coroutine of a JetStream context."""
+        """Return the result of a coroutine of a JetStream context."""
 
         async def asked():
             tls = ssl.create_default_context(cafile=self.ca)
@@ -103,7 +103,7 @@ class Server:
         self.ask(published)
 
     def consumer(self):
-        """What the server knows of ours: delivered, acknowledged, pending."""
+        """Return the server's state of our consumer: delivered, acknowledged, pending."""
         return self.ask(lambda js: js.consumer_info("FRAMES", "ssl"))
 
 
@@ -118,7 +118,7 @@ def server(folder):
 
 
 def settled(running):
-    """Until the server has all acknowledgements."""
+    """Wait until the server has all acknowledgements."""
     until(lambda: not ((info := running.consumer()).num_ack_pending or info.num_pending))
 
 
@@ -144,7 +144,7 @@ def test_a_message_without_an_image_is_terminated(tmp_path):
             source.acknowledged(samples[1][1])
             until(lambda: running.consumer().num_ack_pending <= 2)
             assert running.consumer().delivered.consumer_seq == 6  # each once
-        # What was not acknowledged is handed back, and comes at once.
+        # The source returned the unacknowledged messages, so they come again at once.
         with closing(running.source()) as source:
             again = list(source.samples(samples[1][1]))
             assert [sample.id for sample, _ in again] == ["FRAMES-5", "once"]
@@ -157,7 +157,7 @@ def test_a_message_without_an_image_is_terminated(tmp_path):
             source.samples(samples[0][1])
 
 
-def test_what_is_in_flight_stays_ours_and_a_server_that_restarts_is_found_again(tmp_path):
+def test_the_source_keeps_unacknowledged_messages_and_survives_a_server_restart(tmp_path):
     images = image_files(30)
     with server(tmp_path) as running:
         running.publish(images[:20])
@@ -192,14 +192,14 @@ def test_a_password_that_is_changed_is_read_from_its_file_again(tmp_path, caplog
             assert next(stream)[0].data == images[1]
 
 
-def test_a_pause_beyond_ack_wait_sends_nothing_twice_and_an_end_hands_all_back(tmp_path):
+def test_a_pause_beyond_ack_wait_repeats_no_message_and_close_returns_waiting_ones(tmp_path):
     images = image_files(READY + 100)
     with server(tmp_path) as running:
         running.publish(images[:20])
         source = running.source(ack_wait=1.0)
         stream = source.samples()
         sent = [next(stream)]
-        source._loop.call_soon_threadsafe(time.sleep, 2.5)  # as a process that was stopped
+        source._loop.call_soon_threadsafe(time.sleep, 2.5)  # like a process that was stopped
         sent += [next(stream) for _ in range(19)]
         until(lambda: source._last_delivery > 20)
         assert not source._ready
@@ -216,7 +216,7 @@ def test_a_pause_beyond_ack_wait_sends_nothing_twice_and_an_end_hands_all_back(t
             settled(running)
 
 
-def test_a_message_that_is_lost_on_its_way_is_waited_for(tmp_path):
+def test_a_message_that_is_lost_on_the_way_is_delivered_again_in_order(tmp_path):
     images, lost = image_files(6), []
     with server(tmp_path) as running, closing(running.source(ack_wait=1.0)) as source:
         arrived = source._arrived
@@ -248,7 +248,7 @@ def test_a_consumer_that_would_lose_messages_is_refused(tmp_path):
             running.ask(lambda js: js.delete_consumer("FRAMES", "ssl"))
 
 
-def test_a_second_client_of_the_consumer_is_told_so(tmp_path, monkeypatch):
+def test_a_second_client_of_one_consumer_gets_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("stream_ssl.producers.sources.nats.MISSING_SECONDS", 0.0)
     with server(tmp_path) as running:
         running.publish(image_files(3))
@@ -260,7 +260,7 @@ def test_a_second_client_of_the_consumer_is_told_so(tmp_path, monkeypatch):
                 next(stream)
 
 
-def test_a_produce_that_is_killed_loses_nothing_and_sends_nothing_twice(tmp_path):
+def test_a_killed_produce_of_nats_loses_and_repeats_no_message(tmp_path):
     images = image_files(400)
     with server(tmp_path) as running, Running(tmp_path) as receiver:
         running.publish([*images[:200], b"no image", *images[200:]])
@@ -285,7 +285,7 @@ def test_a_produce_that_is_killed_loses_nothing_and_sends_nothing_twice(tmp_path
         settled(running)
 
 
-def test_it_says_why_a_server_cannot_be_used(tmp_path, caplog):
+def test_the_error_says_why_a_nats_server_cannot_be_used(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     with server(tmp_path) as running:
         running.credentials.write_text(json.dumps({"user": "robot", "password": "wrong-one"}))

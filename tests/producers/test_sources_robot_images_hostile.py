@@ -1,4 +1,4 @@
-"""Messages and images of robots that claim what is not there."""
+"""Messages and images of robots that claim more than they hold."""
 
 import struct
 import tracemalloc
@@ -40,14 +40,14 @@ from stream_ssl.producers.sources.robot_pixels import pixels
 
 
 def claims(at, size):
-    """A message whose length at a byte is another."""
+    """Return a message with another length at a byte."""
     data = bytearray(cdr(1))
     data[at : at + 4] = struct.pack("<I", size)
     return bytes(data)
 
 
 @table("size", [0xFFFFFFFF, 1 << 31, 1 << 24])
-def test_a_length_beyond_the_message_is_damage(tmp_path, size):
+def test_a_message_whose_length_exceeds_its_bytes_costs_no_other_message(tmp_path, size):
     whole = cdr(1)
     frame_id = whole.index(b"front") - 4
     encoding = whole.index(b"rgb8") - 4
@@ -70,7 +70,7 @@ def test_a_length_beyond_the_message_is_damage(tmp_path, size):
         "x" * 100_000,
     ],
 )
-def test_a_definition_that_is_not_ros_own_decodes_nothing(definition):
+def test_a_definition_that_differs_from_the_one_of_ros_is_refused(definition):
     with pytest.raises(ValueError, match="not as ROS does"):
         decoder(IMAGE, definition, ros1=False)
     decoder(IMAGE, DEFINITION, ros1=False)
@@ -94,7 +94,7 @@ def claimed(height, width, encoding, step, size):
     ],
 )
 @table("codec", ["jpeg", "raw"])
-def test_an_image_that_claims_too_much_costs_itself_alone(tmp_path, claim, why, codec, caplog):
+def test_an_image_that_claims_too_much_costs_no_other_image(tmp_path, claim, why, codec, caplog):
     entries = [("/bad", IMAGE, BEGAN, claim), *drive(ROS2, 2)]
     source = McapFiles(str(write_mcap(tmp_path / "a.mcap", entries)), codec=codec)
     samples = [sample for sample, _ in source.samples()]
@@ -113,7 +113,7 @@ def test_a_row_that_claims_gigabytes_takes_no_memory():
 
 
 @table(("encoding", "order"), [("yuv422", "UYVY"), ("yuv422_yuy2", "YUYV"), ("yuyv", "YUYV")])
-def test_yuv_is_told_as_colours(encoding, order):
+def test_packed_yuv_pixels_become_rgb_colours(encoding, order):
     colours = {(81, 90, 240): (255, 0, 0), (145, 54, 34): (0, 255, 1), (41, 240, 110): (0, 0, 255)}
     for (level, blue, red), rgb in colours.items():
         pair = {"UYVY": [blue, level, red, level], "YUYV": [level, blue, level, red]}[order]
@@ -124,8 +124,8 @@ def test_yuv_is_told_as_colours(encoding, order):
 
 @table("encoding", ["nv12", "nv21", "nv24"])
 @table("padding", [0, 10])
-def test_planes_of_levels_and_of_pairs_are_told_as_colours(encoding, padding):
-    """The upper left 2 x 2 pixels are red and the others blue, of 4 x 6."""
+def test_planar_yuv_images_become_rgb_colours(encoding, padding):
+    """In an image of 4 x 6 pixels, the upper left 2 x 2 are red and the others blue."""
     side = 1 if encoding == "nv24" else 2
     (level, blue, red), (others) = (81, 90, 240), (41, 240, 110)
     level_HW = np.full((4, 6 + padding), others[0], np.uint8)
@@ -151,7 +151,7 @@ def test_planes_of_levels_and_of_pairs_are_told_as_colours(encoding, padding):
             pixels(replace(made, height=3))
 
 
-def test_depths_and_video_are_counted(tmp_path, caplog):
+def test_depth_images_and_video_messages_are_counted_and_left_out(tmp_path, caplog):
     depth = compressed(ROS2, bytes(12) + b"\x89PNG\r\n\x1a\n", "16UC1; compressedDepth png", 1)
     path = tmp_path / "a.mcap"
     with path.open("wb") as file:
@@ -174,7 +174,7 @@ def test_depths_and_video_are_counted(tmp_path, caplog):
     assert "foxglove_msgs/msg/CompressedVideo is not read" in caplog.text
 
 
-def test_a_schema_that_is_no_descriptor_is_read_once(tmp_path, monkeypatch):
+def test_an_invalid_protobuf_schema_is_parsed_only_once(tmp_path, monkeypatch):
     path = Path(write_foxglove(tmp_path / "a.mcap"))
     whole = path.read_bytes()
     from mcap_protobuf import decoder as protobuf
