@@ -1,4 +1,4 @@
-"""MCAP files and ROS bags: every image once, by whatever container, and what happens to damage."""
+"""MCAP files and ROS bags: every image is sent once, and damage costs little."""
 
 import base64
 import io
@@ -54,7 +54,7 @@ LOGS = {
 
 
 @pytest.mark.parametrize("kind", LOGS)
-def test_every_image_is_sent_once_and_gone_on_from(tmp_path, kind):
+def test_a_robots_log_sends_every_image_once_and_resumes_after_each(tmp_path, kind):
     source = LOGS[kind](tmp_path)
     stream = list(source.samples())
     numbers = [number_of(sample) for sample, _ in stream]
@@ -93,7 +93,7 @@ def test_a_position_has_room_for_many_topics(tmp_path):
     ],
 )
 @table("kind", ["mcap", "bag"])
-def test_topics_go_by_name_or_type(tmp_path, kind, topics, expected):
+def test_topics_are_chosen_by_name_or_type(tmp_path, kind, topics, expected):
     LOGS[kind](tmp_path)
     cls = McapFiles if kind == "mcap" else RosBags
     source = cls(str(tmp_path / f"a.{kind}"), topics=topics)
@@ -101,7 +101,7 @@ def test_topics_go_by_name_or_type(tmp_path, kind, topics, expected):
 
 
 @pytest.mark.parametrize("kind", ["mcap", "bag"])
-def test_a_log_without_images_is_named(tmp_path, kind, caplog):
+def test_a_warning_names_the_image_topics_if_no_wanted_topic_exists(tmp_path, kind, caplog):
     LOGS[kind](tmp_path)
     cls = McapFiles if kind == "mcap" else RosBags
     with pytest.raises(ValueError, match="not one sample of a whole pass"):
@@ -112,7 +112,7 @@ def test_a_log_without_images_is_named(tmp_path, kind, caplog):
     )
 
 
-def test_foxglove_by_protobuf(tmp_path):
+def test_images_of_foxglove_in_protobuf_are_read(tmp_path):
     source = McapFiles(str(write_foxglove(tmp_path / "a.mcap")), codec="raw")
     first, second = (sample for sample, _ in source.samples())
     assert [number_of(first), number_of(second)] == [3, 5]
@@ -123,7 +123,7 @@ def test_foxglove_by_protobuf(tmp_path):
 
 @table("share", [0.37, 0.8, 0.999])
 @table("kind", ["mcap", "bag", "bag, bz2"])
-def test_of_a_cut_log_all_that_is_whole_is_sent(tmp_path, kind, share, caplog):
+def test_a_cut_log_sends_the_whole_images_before_the_cut(tmp_path, kind, share, caplog):
     source = LOGS[kind](tmp_path)
     (path,) = tmp_path.iterdir()
     data = path.read_bytes()
@@ -144,7 +144,7 @@ def test_a_ros_2_folder_without_metadata_is_read(tmp_path):
     assert [number_of(sample) for sample, _ in source.samples()] == list(range(60))
 
 
-def test_hidden_files_in_the_folder_of_a_bag_are_no_part_of_it(tmp_path):
+def test_a_bag_ignores_hidden_files_in_its_folder(tmp_path):
     source = LOGS["sqlite"](tmp_path)
     stream = list(source.samples())
     (bag,) = (tmp_path / "a").glob("*.db3")
@@ -165,7 +165,7 @@ def with_log(tmp_path):
     return left
 
 
-def test_a_bag_with_a_write_ahead_log_is_gone_on_from(tmp_path):
+def test_a_bag_with_a_write_ahead_log_resumes_after_a_position(tmp_path):
     """SQLite makes another file in the folder while it reads the log."""
     bag = str(with_log(tmp_path))
     reading = RosBags(bag).samples()
@@ -176,7 +176,7 @@ def test_a_bag_with_a_write_ahead_log_is_gone_on_from(tmp_path):
 
 
 @table("log", ["with messages", "empty"])
-def test_a_write_ahead_log_is_read_where_nothing_may_be_written(tmp_path, monkeypatch, log):
+def test_a_write_ahead_log_is_read_from_a_read_only_folder(tmp_path, monkeypatch, log):
     archive = with_log(tmp_path)
     if log == "empty":
         (archive / "live.db3-wal").write_bytes(b"")
@@ -189,7 +189,7 @@ def test_a_write_ahead_log_is_read_where_nothing_may_be_written(tmp_path, monkey
 
 
 @pytest.mark.parametrize("kind", LOGS)
-def test_names_need_not_be_unicode(tmp_path, kind):
+def test_a_log_whose_name_is_not_unicode_is_read_and_resumed(tmp_path, kind):
     LOGS[kind](tmp_path)
     (path,) = tmp_path.iterdir()
     path = path.rename(tmp_path / os.fsdecode(b"caf\xe9" + os.fsencode(path.suffix)))
@@ -203,7 +203,7 @@ def test_names_need_not_be_unicode(tmp_path, kind):
 
 
 @table("mcap", [False, True])
-def test_files_of_a_ros_2_folder_may_overlap_in_time(tmp_path, mcap):
+def test_files_of_a_bag_that_overlap_in_time_are_read_one_after_the_other(tmp_path, mcap):
     """A recorder that splits a bag may write a late message of one topic to the next file."""
     parts = {0: (0, 2, 4, 6), 1: (3, 5, 7, 8)}
     suffix = "mcap" if mcap else "db3"
@@ -224,7 +224,7 @@ def test_files_of_a_ros_2_folder_may_overlap_in_time(tmp_path, mcap):
 
 @table("suffix", [".mcap", ".bag", ".db3", ""])
 @table("data", [b"", b"no log at all " * 100, b"#ROSBAG V2.0\n" + b"\xff" * 99])
-def test_the_logs_beside_a_file_that_is_no_log_are_read(tmp_path, caplog, suffix, data):
+def test_a_file_that_is_no_log_costs_no_other_log(tmp_path, caplog, suffix, data):
     bad = tmp_path / f"bad{suffix}"
     bad.write_bytes(data)
     if suffix == ".mcap":
@@ -246,7 +246,7 @@ def test_the_logs_beside_a_file_that_is_no_log_are_read(tmp_path, caplog, suffix
         (b"\x28\xb5\x2f\xfd" + bytes(9), "compressed with Zstandard: unpack it with zstd -d"),
     ],
 )
-def test_a_log_of_another_format_is_named_with_the_remedy(tmp_path, caplog, head, remedy):
+def test_a_warning_names_a_log_of_another_format_and_the_remedy(tmp_path, caplog, head, remedy):
     path = tmp_path / "a.mcap"
     path.write_bytes(head)
     with pytest.raises(ValueError, match="not one sample"):
@@ -254,8 +254,8 @@ def test_a_log_of_another_format_is_named_with_the_remedy(tmp_path, caplog, head
     assert remedy in caplog.text
 
 
-def test_a_folder_that_is_no_single_log_is_named_with_the_remedy(tmp_path, caplog):
-    """Bags are folders, and metadata.yaml beside a log is none."""
+def test_the_refusal_of_a_folder_of_logs_suggests_a_pattern(tmp_path, caplog):
+    """A ROS 2 bag is a folder, and a folder of bags is no bag."""
     bag = write_bag2(tmp_path / "bags" / "a", drive(ROS2, 3), mcap=True)
     with pytest.raises(ValueError, match=r"in quotes: '.*a/\*\.mcap'"):
         McapFiles(str(bag))
@@ -275,7 +275,7 @@ def test_a_folder_that_is_no_single_log_is_named_with_the_remedy(tmp_path, caplo
         (compressed(ROS2, b"", "jpeg", 0), "format 'jpeg' is neither JPEG"),
     ],
 )
-def test_the_messages_beside_one_without_an_image_are_sent(tmp_path, caplog, message, why):
+def test_a_message_without_an_image_costs_no_other_message(tmp_path, caplog, message, why):
     bad = ("/bad", COMPRESSED if hasattr(message, "format") else IMAGE, BEGAN, message)
     path = write_mcap(tmp_path / "a.mcap", [*drive(ROS2, 2), bad, *drive(ROS2, 2)])
     source = McapFiles(str(path))
@@ -294,7 +294,7 @@ def test_a_stamp_before_1990_gives_way_to_the_log_time(tmp_path, stamp):
 
 
 @table("ros1", [False, True])
-def test_a_type_may_have_grown_at_its_end(ros1):
+def test_a_type_with_new_fields_at_its_end_is_decoded(ros1):
     """Foxglove has appended fields to its images."""
     types = ROS1 if ros1 else ROS2
     text, _ = types.generate_msgdef(IMAGE, ros_version=1 if ros1 else 2)
@@ -313,7 +313,7 @@ def test_a_type_may_have_grown_at_its_end(ros1):
         *("sensor_msgs::msg::CompressedImage", "sensor_msgs::msg::dds_::CompressedImage_"),
     ],
 )
-def test_recorders_of_dds_name_types_in_their_own_way(tmp_path, name):
+def test_the_source_recognises_the_type_names_of_dds_recorders(tmp_path, name):
     if "Compressed" in name:
         message = compressed(ROS2, encoded(numbered(4), "JPEG"), "jpeg", BEGAN)
         data = bytes(ROS2.serialize_cdr(message, COMPRESSED))
@@ -333,8 +333,8 @@ def test_recorders_of_dds_name_types_in_their_own_way(tmp_path, name):
 
 
 @table("json", [False, True])
-def test_a_channel_may_have_no_definition_of_its_type(tmp_path, json):
-    """As rosbag2 records a type whose package is not installed; JSON needs no definition."""
+def test_a_channel_without_a_definition_of_its_type_is_read(tmp_path, json):
+    """rosbag2 records no definition if the package of a type is not installed. JSON needs none."""
     data = bytes(ROS2.serialize_cdr(image(ROS2, numbered(4), "rgb8", BEGAN), IMAGE))
     if json:
         data = b'{"format": "png", "data": "' + base64.b64encode(encoded(numbered(4))) + b'"}'
@@ -351,7 +351,7 @@ def test_a_channel_may_have_no_definition_of_its_type(tmp_path, json):
     assert source.skipped.by_reason == {}
 
 
-def test_kinds_of_plain_cdr_are_read_and_others_are_named():
+def test_plain_kinds_of_cdr_are_read_and_other_kinds_are_refused():
     read = decoder(IMAGE, "", ros1=False)
     little = bytes(ROS2.serialize_cdr(image(ROS2, numbered(4), "rgb8", BEGAN), IMAGE))
     big = bytes(
@@ -384,8 +384,8 @@ LATER = 1_700_000_007
         ({}, 3.0),
     ],
 )
-def test_json_may_lack_any_field_but_the_data(fields, time):
-    """As JSON that was made from Protobuf lacks default values; the log time is 3 s."""
+def test_json_images_may_lack_every_field_except_the_data(fields, time):
+    """JSON that was made from Protobuf lacks default values. The log time is 3 s."""
     images = RobotImages("robot", None, "raw", 90)
     text = json.dumps({"data": base64.b64encode(PNG).decode(), **fields}).encode()
     message = Message("/a", "foxglove.CompressedImage", 3 * SECOND, lambda: json_image(text))
@@ -405,7 +405,7 @@ def test_a_raw_image_of_json_may_lack_its_step():
     ("fields", "why"),
     [({"format": 5}, "format 5: must be a text"), ({"width": -1}, "width -1: must be a whole")],
 )
-def test_json_of_other_types_is_refused_with_the_field(fields, why):
+def test_json_with_a_wrong_type_is_refused_with_the_name_of_the_field(fields, why):
     with pytest.raises(ValueError, match=why):
         json_image(json.dumps({"data": ""} | fields).encode())
 
@@ -427,7 +427,7 @@ def message(array, encoding, **more):
         ("8UC3", [2, 1, 0]),
     ],
 )
-def test_channels_lie_where_the_encoding_says(encoding, order):
+def test_pixels_have_the_channel_order_of_their_encoding(encoding, order):
     array = np.random.default_rng(0).integers(0, 256, (5, 7, len(order)), np.uint8)
     assert (pixels(message(array, encoding)) == array[..., order]).all()
     padded = np.pad(array.reshape(5, -1), ((0, 0), (0, 3)))
@@ -449,7 +449,7 @@ def test_channels_lie_where_the_encoding_says(encoding, order):
         ([0, 0, 0, 0, 0], [0, 0, 0, 0, 0]),
     ],
 )
-def test_of_16_bits_the_upper_8_that_are_used_are_sent(big, values, sent):
+def test_a_16_bit_image_is_sent_as_the_upper_8_of_the_bits_in_use(big, values, sent):
     array = np.array([values], ">u2" if big else "<u2")
     assert pixels(message(array, "mono16", is_bigendian=big))[..., 0].tolist() == [sent]
 
@@ -478,7 +478,7 @@ def naive_demosaic(image_HW, pattern):
 
 @table("encoding", [name for name in BAYER if name.endswith("8")])
 @table("shape", [(6, 8), (5, 7)])
-def test_bayer_is_bilinear(encoding, shape):
+def test_bayer_images_are_demosaiced_bilinearly(encoding, shape):
     image_HW = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
     expected = naive_demosaic(image_HW, BAYER[encoding])
     assert (demosaic(image_HW, BAYER[encoding]) == expected).all()

@@ -1,4 +1,4 @@
-"""Robots' logs that grow, are cut or damaged: each costs itself alone."""
+"""Robots' logs that grow, are cut or are damaged: none of them costs another log."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ from stream_ssl.producers.sources.rosbag import parts
 
 
 @table("kind", ["mcap", "mcap, no chunks", "bag", "a ROS 2 folder"])
-def test_a_log_that_still_grows_is_gone_on_from(tmp_path, kind):
+def test_a_growing_log_resumes_and_a_changed_log_is_refused(tmp_path, kind):
     """The log of a robot is read while it is written, and again once it is whole."""
     if kind == "bag":
         cls, path = RosBags, write_bag(tmp_path / "a.bag", drive(ROS1, 60))
@@ -40,7 +40,7 @@ def test_a_log_that_still_grows_is_gone_on_from(tmp_path, kind):
         part = path
     expected = sent(cls(str(path)))
     whole = part.read_bytes()
-    if kind == "bag":  # while it is written, its index has no place
+    if kind == "bag":  # the place of the index is written last
         head = re.sub(rb"index_pos=.{8}", b"index_pos=" + bytes(8), whole, count=1, flags=re.DOTALL)
     else:
         head = whole
@@ -62,8 +62,8 @@ def test_a_log_that_still_grows_is_gone_on_from(tmp_path, kind):
         cls(str(path)).samples(position)
 
 
-def test_a_bag_that_rosbag_still_records_is_gone_on_from_under_its_last_name(tmp_path):
-    """ROS 1 appends .active to the name until the bag is complete; a crash leaves it so."""
+def test_a_bag_resumes_after_rosbag_renames_the_complete_file(tmp_path):
+    """ROS 1 appends .active to the name until the bag is complete. A crash leaves this name."""
     bag = write_bag(tmp_path / "a.bag", drive(ROS1, 60))
     whole, expected = bag.read_bytes(), sent(RosBags(str(bag)))
     head = re.sub(rb"index_pos=.{8}", b"index_pos=" + bytes(8), whole, count=1, flags=re.DOTALL)
@@ -76,7 +76,7 @@ def test_a_bag_that_rosbag_still_records_is_gone_on_from_under_its_last_name(tmp
 
 
 @table("kind", ["mcap", "bag"])
-def test_a_log_that_is_removed_before_its_turn_costs_itself_alone(tmp_path, kind):
+def test_a_log_that_is_removed_before_its_turn_costs_no_other_log(tmp_path, kind):
     write, cls = (write_plain, McapFiles) if kind == "mcap" else (write_ros1, RosBags)
     paths = [write(tmp_path / f"{name}.{kind}") for name in "abc"]
     source = cls([str(path) for path in paths])
@@ -109,7 +109,7 @@ KINDS = ("mcap, zstd", "mcap, no chunks", "mcap, nothing repeated", "bag", "sqli
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_log_cut_anywhere_gives_what_is_whole(tmp_path, kind):
+def test_a_log_that_is_cut_anywhere_sends_only_whole_images_and_counts_damage(tmp_path, kind):
     cls, path = logs(tmp_path)[kind]
     whole = path.read_bytes()
     before = []
@@ -117,7 +117,7 @@ def test_a_log_cut_anywhere_gives_what_is_whole(tmp_path, kind):
         path.write_bytes(whole[: len(whole) * percent // 100])
         source = cls(str(path))
         numbers = salvaged(source)
-        if kind != "sqlite":  # whose pages lie in an order of their own
+        if kind != "sqlite":  # its pages have an order of their own
             assert numbers == list(range(len(numbers)))
             assert len(numbers) >= len(before)
         assert set(numbers) <= set(range(9))
@@ -127,7 +127,7 @@ def test_a_log_cut_anywhere_gives_what_is_whole(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_flipped_byte_is_told_and_costs_little(tmp_path, kind):
+def test_a_flipped_byte_is_counted_and_costs_few_images(tmp_path, kind):
     cls, path = logs(tmp_path)[kind]
     whole = path.read_bytes()
     random, lost = np.random.default_rng(3), []
@@ -137,13 +137,13 @@ def test_a_flipped_byte_is_told_and_costs_little(tmp_path, kind):
         samples = salvaged(source, lambda sample: sample)
         lost.append(9 - len(samples))
         assert lost[-1] <= 0 or source.skipped.by_reason, at  # nothing is left out silently
-        if cls is McapFiles:  # whose checksums tell also what is changed
+        if cls is McapFiles:  # its checksums also reveal changes
             changed = [number_of(sample) for sample in samples] != list(range(9))
             assert source.skipped.by_reason or not changed, at
     assert np.median(lost) <= 3
 
 
-def test_parts_of_a_bag_may_have_odd_digits_in_their_names(tmp_path: Path) -> None:
+def test_parts_of_a_bag_are_sorted_by_number_despite_odd_digits_in_names(tmp_path: Path) -> None:
     for name in ("drive_10.db3", "drive_9.db3", "drive_²_1.db3"):
         (tmp_path / name).touch()
     files, missing = parts(tmp_path)

@@ -50,7 +50,7 @@ def of(server, **settings):
     return Ros(f"ws://127.0.0.1:{server.port}", **(quick | settings))
 
 
-def test_images_of_ros_2_with_their_stamps_topics_and_frames():
+def test_images_of_ros_2_keep_their_stamps_topics_and_frames():
     with robot() as (server, context):
         plain = ros_channel(context, "/camera/raw", IMAGE)
         packed = ros_channel(context, "/camera/jpeg", COMPRESSED)
@@ -77,7 +77,7 @@ def test_images_of_ros_2_with_their_stamps_topics_and_frames():
     assert set(source.skipped.by_reason) <= {"late"}
 
 
-def test_images_of_ros_1_and_of_foxglove_as_protobuf_and_json():
+def test_images_of_ros_1_and_of_foxglove_in_protobuf_and_json_are_read():
     pixel_HWC = numbered(6)
     height, width = pixel_HWC.shape[:2]
     at = Timestamp(BEGAN // SECOND, 250_000_000)
@@ -161,7 +161,7 @@ class Relay:
                     one.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_robot_that_restarts_is_followed_under_new_ids(caplog):
+def test_images_of_a_restarted_robot_get_new_ids(caplog):
     with robot() as (first, context), Relay(first.port) as relay:
         source = of(relay)
         channel = ros_channel(context, "/camera", IMAGE)
@@ -190,7 +190,7 @@ def test_topics_that_are_advertised_together_are_named_in_one_line(caplog):
     assert "/camera0 (sensor_msgs/msg/Image)" in lines[0]
 
 
-def test_only_the_wanted_of_many_topics_are_subscribed_to():
+def test_the_source_subscribes_only_to_the_wanted_topics():
     with robot() as (server, context):
         channels = [ros_channel(context, f"/camera{n}", IMAGE) for n in range(200)]
         late = []
@@ -210,7 +210,7 @@ def test_only_the_wanted_of_many_topics_are_subscribed_to():
     assert {number_of(s) for s in samples if s.meta["topic"] == "/camera7"} == {7}
 
 
-def test_a_topic_that_does_not_exist_is_named_with_those_that_do(caplog):
+def test_the_error_about_a_missing_topic_names_the_existing_ones(caplog):
     with robot() as (server, context):
         ros_channel(context, "/front/image_raw", IMAGE)
         source = of(server, topics=["/front/image"], timeout=1.0, give_up_seconds=3.0)
@@ -243,7 +243,7 @@ def test_the_newest_images_remain_if_the_sender_is_slow(caplog):
     assert caplog.text.count("left out the oldest frame that waits (late)") == 1
 
 
-def test_the_waiting_bytes_are_bounded(monkeypatch):
+def test_the_bytes_of_waiting_images_are_bounded(monkeypatch):
     content = raw(1)
     monkeypatch.setattr("stream_ssl.producers.sources.live.WAITING_BYTES", 3 * len(content))
     with robot() as (server, context):
@@ -275,7 +275,7 @@ def number_of_last(source):
     return number_of(source._images.sample(message, "x", "the test"))
 
 
-def test_a_large_image_on_a_slow_link_takes_longer_than_the_timeout(caplog):
+def test_an_image_may_take_longer_than_the_timeout_on_a_slow_link(caplog):
     pixel_HWC = np.random.default_rng(0).integers(0, 256, (400, 500, 3), np.uint8)
     data = cdr(image(ROS2, pixel_HWC, "rgb8", BEGAN), IMAGE)
     with robot() as (server, context), Relay(server.port, 100_000, 0.45) as relay:  # 3 s per image
@@ -293,7 +293,7 @@ def test_a_large_image_on_a_slow_link_takes_longer_than_the_timeout(caplog):
     assert "trying again" not in caplog.text
 
 
-def test_tls_with_a_certificate_of_ones_own(tmp_path):
+def test_the_source_trusts_a_private_authority_only_with_tls_ca(tmp_path):
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -314,7 +314,7 @@ def test_tls_with_a_certificate_of_ones_own(tmp_path):
     assert number_of(samples[0]) == 9
 
 
-def test_an_absent_robot_is_awaited_and_given_up_when_asked():
+def test_the_source_gives_up_an_absent_robot_after_give_up_seconds():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     source = Ros(f"ws://127.0.0.1:{port}", give_up_seconds=0.2, retry_seconds=0.05)
@@ -322,7 +322,7 @@ def test_an_absent_robot_is_awaited_and_given_up_when_asked():
         next(source.samples())
 
 
-def test_a_silent_robot_gets_a_ping_and_is_then_left():
+def test_the_source_gives_up_a_robot_that_never_answers():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"ws://127.0.0.1:{listening.getsockname()[1]}"
         source = Ros(url, timeout=0.5, give_up_seconds=0.1, retry_seconds=0.05)
@@ -330,7 +330,7 @@ def test_a_silent_robot_gets_a_ping_and_is_then_left():
             next(source.samples())
 
 
-def test_stop_ends_a_source_whose_robot_says_nothing():
+def test_stop_ends_a_source_whose_robot_is_silent():
     with robot() as (server, _):
         check_stop_ends(of(server, timeout=60))
 

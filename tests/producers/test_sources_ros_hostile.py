@@ -20,7 +20,7 @@ from stream_ssl.producers.sources import Ros
 from stream_ssl.producers.sources.base import SourceError
 
 
-def test_a_robot_that_falls_silent_gets_a_ping_before_it_is_left():
+def test_a_robot_that_falls_silent_gets_a_ping_before_the_source_leaves():
     pings = []
 
     def fall_silent(peer):
@@ -126,7 +126,7 @@ def test_garbage_is_counted_and_the_images_after_it_are_sent(kind, caplog):
     assert set(source.skipped.by_reason) <= {"unreadable", "undecodable"}
 
 
-def test_messages_that_are_not_asked_for_are_ignored():
+def test_the_source_ignores_messages_outside_its_subscriptions():
     noise = np.random.default_rng(0)
 
     def script(connection):
@@ -148,7 +148,7 @@ def test_messages_that_are_not_asked_for_are_ignored():
     assert not source.skipped.by_reason
 
 
-def test_what_the_server_says_of_lost_messages_is_logged(caplog):
+def test_the_log_repeats_a_warning_of_the_server_at_most_three_times(caplog):
     full = {"op": "status", "level": 1, "message": "the send buffer is full,\nmessages are dropped"}
     others = [full | {"level": 0, "message": "a client came"}, full | {"message": 3}]
 
@@ -191,7 +191,7 @@ def test_damaged_images_are_counted_and_left_out():
     assert set(source.skipped.by_reason) <= {"undecodable", "no image"}
 
 
-def test_endless_channels_are_bounded(monkeypatch):
+def test_the_source_limits_and_counts_the_topics_of_a_hostile_server(monkeypatch):
     monkeypatch.setattr("stream_ssl.producers.sources.live_robot.MAX_TOPICS", 10)
     counts = []
 
@@ -233,7 +233,7 @@ def shake_hands(peer):
 
 @contextmanager
 def bare_server(script):
-    """A server of bytes; `script(peer)` runs for each client."""
+    """A server that sends bare bytes: `script(peer)` runs for each client."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def talk():
@@ -332,7 +332,7 @@ HOSTILE = {
 
 
 @table("kind", HOSTILE)
-def test_a_hostile_server_is_named_and_given_up_when_asked(kind, monkeypatch, caplog):
+def test_the_source_gives_up_a_hostile_server_and_names_the_cause(kind, monkeypatch, caplog):
     monkeypatch.setattr("stream_ssl.producers.sources.web_socket.MAX_MESSAGE", 2**20)
     script, why = HOSTILE[kind]
     with bare_server(script) as url:

@@ -1,4 +1,4 @@
-"""The synthetic source: its classes, its duplicates and its drift are what it says."""
+"""The synthetic source: its classes, duplicates and drift follow its arguments."""
 
 import itertools
 
@@ -30,7 +30,7 @@ def centres_of(samples, classes):
     return np.array([flat[np.equal(label, c)].mean(axis=0) for c in range(classes)])
 
 
-def test_seeds_give_other_streams_and_the_same_seed_the_same():
+def test_equal_seeds_give_equal_streams_and_other_seeds_give_other_streams():
     one, same, other = (draw(Synthetic(seed=seed), 20) for seed in (1, 1, 2))
     assert [s.data for s in one] == [s.data for s in same]
     assert not {s.data for s in one} & {s.data for s in other}
@@ -38,14 +38,14 @@ def test_seeds_give_other_streams_and_the_same_seed_the_same():
 
 
 @table(("size", "channels"), [(32, 3), (28, 1), (7, 3), (96, 3)])
-def test_images_have_the_shape_asked_for(size, channels):
+def test_images_have_the_requested_shape(size, channels):
     image = pixels_of(draw(Synthetic(size=size, channels=channels), 300))
     assert image.shape == (300, size, size, channels)
     assert image.std() > 20
     assert image.max() <= 255
 
 
-def test_classes_can_be_told_apart_by_their_centres():
+def test_the_nearest_centre_identifies_the_class_of_most_images():
     samples = draw(Synthetic(seed=3), 3000)
     guess = nearest(samples[2000:], centres_of(samples[:2000], 10))
     assert np.mean(guess == [s.label for s in samples[2000:]]) > 0.8
@@ -56,7 +56,7 @@ def test_classes_are_equally_frequent():
     assert np.abs(counts - 2000).max() < 5 * np.sqrt(20_000 * 0.1 * 0.9)
 
 
-def test_the_mix_moves_as_documented():
+def test_the_mix_of_classes_changes_by_the_documented_law():
     source = Synthetic(size=2, shift=0, mix_period=20_000)
     samples = draw(source, 20_000)
     for start in range(0, 20_000, 5_000):
@@ -87,7 +87,7 @@ def test_prototypes_move_smoothly():
     assert near < far / 3
 
 
-def test_duplicates_have_the_share_and_the_originals_they_say():
+def test_duplicates_have_the_given_shares_and_name_their_originals():
     source = Synthetic(size=8, duplicates=0.3, near=0.4, seed=5)
     samples = draw(source, 20_000)
     by_id = {s.id: s for s in samples}
@@ -132,6 +132,6 @@ def test_wrong_arguments_are_named(arguments, message):
         Synthetic(**arguments)
 
 
-def test_a_count_ends_the_stream_anywhere():
+def test_a_stream_ends_after_exactly_count_samples():
     for count in (1, 255, 256, 257, 600):
         assert len(list(Synthetic(count=count, size=2, shift=0).samples())) == count

@@ -1,4 +1,4 @@
-"""Tar archives as other programs write them, and as an attacker does."""
+"""Tar archives of other programs and of attackers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FOLDER = "x" * 99 + "/"  # fills the name of a header
 
 
 def keys(path: Path) -> tuple[list[str], dict[str, int]]:
-    """Keys of the samples that are sent, and what is counted of the others."""
+    """Return the keys of the samples that are sent, and the counts of the others."""
     source = WebDataset(str(path))
     try:
         sent = [named(sample).partition("/")[2] for sample, _ in source.samples()]
@@ -59,13 +59,13 @@ def keys(path: Path) -> tuple[list[str], dict[str, int]]:
 
 
 def told(path: Path, position: Any = None) -> list[tuple[str, bytes, Any]]:
-    """Id, content and position of each sample."""
+    """Return the id, content and position of each sample."""
     stream = WebDataset(str(path)).samples(position)
     return [(named(sample), bytes(sample.data), at) for sample, at in stream]
 
 
 def of(*parts: bytes) -> bytes:
-    """An archive with a whole sample before and behind the parts."""
+    """Return an archive with a whole sample before and after the parts."""
     return b"".join([member("a.png", PNG), *parts, member("z.png", PNG), END])
 
 
@@ -127,7 +127,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bad_member_costs_itself_alone(name: str, packed: bool, tmp_path: Path) -> None:
+def test_a_bad_member_costs_no_other_sample(name: str, packed: bool, tmp_path: Path) -> None:
     body, sent, reason = BOMBS[name]
     path = tmp_path / "s.tar"
     path.write_bytes(gzip.compress(of(body)) if packed else of(body))
@@ -139,8 +139,8 @@ def test_a_bad_member_costs_itself_alone(name: str, packed: bool, tmp_path: Path
     assert peak < 8 * 2**20
 
 
-def test_members_of_one_key_do_not_pile_up(tmp_path: Path) -> None:
-    """A few kilobytes of packed zeros, in names that all count as parts of one sample."""
+def test_many_members_of_one_key_do_not_fill_memory(tmp_path: Path) -> None:
+    """The shard has a few kilobytes of packed zeros. All its names belong to one sample."""
     zeros = PNG + bytes(2**21)
     path = tmp_path / "s.tar"
     names = [f"b.{n}.png" for n in range(16)]
@@ -154,7 +154,7 @@ def test_members_of_one_key_do_not_pile_up(tmp_path: Path) -> None:
     assert peak < 6 * len(zeros)
 
 
-def test_what_unpacks_to_far_more_than_its_size_ends(
+def test_a_shard_that_unpacks_to_far_more_than_its_size_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream_ssl.producers.sources.packed.SLACK", 2**20)
@@ -162,7 +162,7 @@ def test_what_unpacks_to_far_more_than_its_size_ends(
     path.write_bytes(bz2.compress(of(member("b.txt", bytes(2**25)))))
     assert keys(path) == (["a"], {"damaged": 1})
     whole = [member("b.png", PNG), member("b.cls", b"1")]
-    for bomb in ("c.txt", "c.png"):  # it costs no sample before it
+    for bomb in ("c.txt", "c.png"):  # the bomb costs no earlier sample
         path.write_bytes(gzip.compress(of(*whole, member(bomb, bytes(2**25)))))
         assert keys(path) == (["a", "b"], {"damaged": 1})
 
@@ -190,7 +190,9 @@ def test_a_dictionary_larger_than_memory_is_refused(tmp_path: Path) -> None:
 
 
 @table("mode", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_every_packing_of_the_standard_library_is_gone_on_with(mode: str, tmp_path: Path) -> None:
+def test_a_shard_of_each_standard_compression_resumes_after_every_sample(
+    mode: str, tmp_path: Path
+) -> None:
     path = tmp_path / "data.tar"
     write_tar(path, shard_members(0, 4), mode)
     stream = told(path)
@@ -208,7 +210,9 @@ def test_every_packing_of_the_standard_library_is_gone_on_with(mode: str, tmp_pa
         (b"7z\xbc\xaf\x27\x1c", "pack its files with tar"),
     ],
 )
-def test_other_packings_are_named_with_the_remedy(magic: bytes, says: str, tmp_path: Path) -> None:
+def test_the_refusal_of_another_compression_names_the_remedy(
+    magic: bytes, says: str, tmp_path: Path
+) -> None:
     path = tmp_path / "s.tar"
     path.write_bytes(magic + bytes(2000))
     with pytest.raises(BrokenFileError, match=says):
@@ -216,7 +220,7 @@ def test_other_packings_are_named_with_the_remedy(magic: bytes, says: str, tmp_p
 
 
 @table("packed", [False, True])
-def test_archives_one_after_the_other_are_all_read(packed: bool, tmp_path: Path) -> None:
+def test_all_archives_in_a_concatenated_file_are_read(packed: bool, tmp_path: Path) -> None:
     path, parts = tmp_path / "s.tar", []
     for first in (0, 2):
         write_tar(tmp_path / "part.tar", shard_members(first, 2))
@@ -229,7 +233,7 @@ def test_archives_one_after_the_other_are_all_read(packed: bool, tmp_path: Path)
         assert told(path, stream[at][2]) == stream[at + 1 :]
 
 
-def test_an_archive_without_its_end_is_told_of(tmp_path: Path) -> None:
+def test_an_archive_without_its_end_is_counted_as_damaged(tmp_path: Path) -> None:
     path = tmp_path / "s.tar"
     path.write_bytes(of()[: -len(END)])
     assert keys(path) == (["a"], {"damaged": 1})  # the last one may lack members
@@ -237,7 +241,7 @@ def test_an_archive_without_its_end_is_told_of(tmp_path: Path) -> None:
     assert keys(path) == ([], {"damaged": 1})
 
 
-def test_names_cannot_write_to_the_terminal(
+def test_the_log_shows_names_of_members_without_control_characters(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "s.tar"
@@ -251,7 +255,7 @@ LONG = "x" * 120 + "/" + "y" * 80
 
 
 @pytest.mark.parametrize("form", ["ustar", "gnu", "pax", "v7", "oldgnu", "bsd ustar", "bsd pax"])
-def test_archives_of_other_programs(form: str, tmp_path: Path) -> None:
+def test_archives_of_other_programs_are_read(form: str, tmp_path: Path) -> None:
     bsd, form = form.startswith("bsd "), form.removeprefix("bsd ")
     if bsd and shutil.which("bsdtar") is None:
         bsd = False  # GNU tar writes the same formats
@@ -270,7 +274,7 @@ def test_archives_of_other_programs(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["gnu", "pax"])
-def test_files_with_holes_are_told_of(form: str, tmp_path: Path) -> None:
+def test_sparse_files_are_counted_and_left_out(form: str, tmp_path: Path) -> None:
     for name in ("a.png", "b.png", "c.png"):
         (tmp_path / name).write_bytes(PNG)
     with (tmp_path / "b.png").open("r+b") as file:
@@ -283,7 +287,9 @@ def test_files_with_holes_are_told_of(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
-def test_whatever_is_flipped_or_cut_off_it_ends_soon(mode: str, tmp_path: Path) -> None:
+def test_a_shard_with_flipped_or_missing_bytes_ends_within_time_and_memory(
+    mode: str, tmp_path: Path
+) -> None:
     path, rng = tmp_path / "data.tar", random.Random(5)
     write_tar(path, [*shard_members(0, 3), (f"{LONG}.png", PNG)], mode)
     data = path.read_bytes()
@@ -313,7 +319,7 @@ def test_a_picture_that_is_no_plain_file_is_counted(tmp_path, kind):
     assert keys(path) == (["b"], {"kind": 1})
 
 
-def test_a_folder_with_the_name_of_a_picture_is_no_picture(tmp_path):
+def test_a_folder_with_the_name_of_a_picture_is_ignored(tmp_path):
     path = tmp_path / "s.tar"
     path.write_bytes(header("a.png", 0, b"5") + member("a.png/b.png", PNG) + END)
     assert keys(path) == (["a.png/b"], {})

@@ -31,12 +31,12 @@ def test_a_file_of_authorities_must_be_a_pem_file(file: Path, reason: str) -> No
         ),
     ],
 )
-def test_a_file_that_nats_cannot_use_is_named(files: TlsFiles, message: str) -> None:
+def test_the_error_names_a_tls_file_that_nats_cannot_use(files: TlsFiles, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tls_arguments("nats://broker:4222", files)
 
 
-def test_nats_uses_tls_only_if_an_argument_asks_for_it() -> None:
+def test_nats_uses_tls_only_if_an_argument_requests_tls() -> None:
     assert tls_arguments("nats://broker:4222", TlsFiles()) == {}
     context = tls_arguments("tls://broker:4222", TlsFiles())["tls"]
     assert context.verify_mode == ssl.CERT_REQUIRED

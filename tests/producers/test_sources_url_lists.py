@@ -1,4 +1,4 @@
-"""Lists of URLs in Parquet files that claim, or hold, more than the memory does."""
+"""Lists of URLs in every form, and lists that unpack to more than memory holds."""
 
 import bz2
 import gzip
@@ -25,7 +25,7 @@ from stream_ssl.producers.sources.url_lists import UrlRow, read_rows
 
 @contextmanager
 def measured() -> Iterator[pa.MemoryPool]:
-    """The memory that Arrow takes within the block."""
+    """Yield a pool that measures the memory of Arrow within the block."""
     default = pa.default_memory_pool()
     pool = pa.proxy_memory_pool(default)
     pa.set_memory_pool(pool)
@@ -35,9 +35,9 @@ def measured() -> Iterator[pa.MemoryPool]:
         pa.set_memory_pool(default)
 
 
-@pytest.mark.parametrize("stored", [True, False])  # whether the file tells Arrow's own types
+@pytest.mark.parametrize("stored", [True, False])  # whether the file names Arrow's own types
 def test_a_text_that_all_rows_share_is_held_once(stored: bool, tmp_path: Path) -> None:
-    """A row group of few bytes that unpacks to 80 MB in each column."""
+    """The row group has few bytes, and unpacks to 80 MB in each column."""
     text, path = "http://host/" + "a" * 20_000, tmp_path / "a.parquet"
     shared = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int32()), pa.array([text]))
     table = pa.table({"url": shared, "label": shared})
@@ -50,8 +50,8 @@ def test_a_text_that_all_rows_share_is_held_once(stored: bool, tmp_path: Path) -
 
 
 @table("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
-def test_texts_of_delta_encodings_are_read_a_few_at_a_time(encoding: str, tmp_path: Path) -> None:
-    """As DuckDB, Spark and Rust write them; 80 MB of a text that is in the file almost once."""
+def test_texts_in_delta_encodings_are_read_in_small_batches(encoding: str, tmp_path: Path) -> None:
+    """DuckDB, Spark and Rust write these encodings. The file stores 80 MB of one text once."""
     text, path = "http://host/" + "a" * 20_000, tmp_path / f"{encoding}.parquet"
     texts = [text] * (4096 if encoding == "DELTA_BYTE_ARRAY" else 3)
     how = {"use_dictionary": False, "column_encoding": {"url": encoding}}
@@ -127,7 +127,7 @@ def test_a_quote_that_is_never_closed_costs_no_row(tmp_path: Path) -> None:
     assert [row.facts["caption"] for row in rows] == captions
 
 
-def test_many_quotes_that_are_never_closed_nest_nothing(tmp_path: Path) -> None:
+def test_many_unclosed_quotes_cost_no_row(tmp_path: Path) -> None:
     lines = ["url,caption", *(f'http://host/{n},"open' for n in range(50_000))]
     (tmp_path / "a.csv").write_text("\n".join(lines))
     assert sum(row.url.startswith("http") for row in read_rows(tmp_path / "a.csv", "url")) == 50_000
@@ -150,7 +150,9 @@ QUICK_XZ = partial(lzma.compress, preset=0)
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, QUICK_XZ])
-def test_the_rows_before_a_compressed_lists_damage_are_read(compress: Any, tmp_path: Path) -> None:
+def test_the_rows_before_the_damage_of_a_compressed_list_are_read(
+    compress: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "a.txt.gz"
     rng = random.Random(0)
     text = "".join(f"http://host/{rng.random()}\n" for _ in range(100_000))
@@ -174,7 +176,7 @@ def test_another_compression_is_refused_with_a_remedy(tmp_path: Path) -> None:
         list(read_rows(path, "url"))
 
 
-def test_a_cell_that_python_cannot_hold_costs_itself_alone(tmp_path: Path) -> None:
+def test_a_cell_that_exceeds_the_range_of_python_costs_no_row(tmp_path: Path) -> None:
     path, far = tmp_path / "a.parquet", 1 << 62
     columns = {"us": pa.array([1, far], pa.timestamp("us")), "ns": pa.array([far, 0], pa.int64())}
     columns["ns"] = columns["ns"].cast(pa.timestamp("ns"))
@@ -193,7 +195,7 @@ def test_a_list_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["part-0", "a.parquet.gzip", "a.txt"])
-def test_a_parquet_file_is_known_by_its_first_bytes(name: str, tmp_path: Path) -> None:
+def test_a_parquet_file_is_recognised_by_its_first_bytes(name: str, tmp_path: Path) -> None:
     parquet.write_table(pa.table({"url": ["u", "v"]}), tmp_path / name)
     assert list(read_rows(tmp_path / name, "url")) == [UrlRow("u"), UrlRow("v")]
     assert url_lists.count_rows(tmp_path / name) == 2
