@@ -1,4 +1,4 @@
-"""Video files: which frames are sent, exactly once, and what happens to damage."""
+"""Video files: each chosen frame is sent exactly once, and damage is counted."""
 
 import gc
 import itertools
@@ -30,12 +30,12 @@ def numbers(source, position=None):
         ("a.mkv", "libx264"),
         ("a.ts", "libx264"),
         ("a.avi", "mpeg4"),
-        ("a.h264", "libx264"),  # which has no times at all
+        ("a.h264", "libx264"),  # a stream without times
         ("a.webm", "libvpx"),
         ("a.mjpeg", "mjpeg"),
     ],
 )
-def test_every_frame_is_sent_once_and_gone_on_from(tmp_path, file, codec):
+def test_a_film_sends_every_frame_once_and_resumes_after_each(tmp_path, file, codec):
     path = write_video(tmp_path / file, 30, codec)
     source = VideoFiles(str(path), codec="raw")
     stream = list(source.samples())
@@ -48,14 +48,14 @@ def test_every_frame_is_sent_once_and_gone_on_from(tmp_path, file, codec):
         assert rest == stream[at + 1 :]
 
 
-def test_no_thread_of_ffmpeg_can_wait_for_python_to_log(tmp_path):
+def test_the_video_source_turns_off_the_log_of_ffmpeg(tmp_path):
     path = write_video(tmp_path / "a.mp4", 5)
     av.logging.set_level(av.logging.ERROR)  # as torchvision before 0.26 does
     assert numbers(VideoFiles(str(path), codec="raw")) == list(range(5))
     assert av.logging.get_level() is None
 
 
-def test_times_are_the_files_and_the_streams(tmp_path):
+def test_times_follow_the_date_of_the_file_and_the_times_of_the_stream(tmp_path):
     path = write_video(tmp_path / "drive.mp4", 5)
     samples = [sample for sample, _ in VideoFiles(str(path)).samples()]
     assert [sample.time - BEGAN for sample in samples] == pytest.approx(
@@ -70,8 +70,8 @@ def test_times_are_the_files_and_the_streams(tmp_path):
     ("file", "dated"),
     [("a.mp4", True), ("a.mp4", False), ("a.mkv", True), ("a.mkv", False), ("a.ts", False)],
 )
-def test_times_of_a_part_of_a_recording_are_those_of_its_frames(tmp_path, file, dated):
-    """Its times in the stream begin at two hours."""
+def test_frames_of_a_later_part_of_a_recording_get_their_own_times(tmp_path, file, dated):
+    """The times in the stream begin at two hours."""
     path = write_video(tmp_path / file, 50, begin=7200, dated=dated)
     os.utime(path, (BEGAN + 2, BEGAN + 2))  # the end of the recording
     samples = [sample for sample, _ in VideoFiles(str(path)).samples()]
@@ -81,7 +81,7 @@ def test_times_of_a_part_of_a_recording_are_those_of_its_frames(tmp_path, file, 
     )
 
 
-def test_the_name_of_a_film_need_not_be_unicode(tmp_path):
+def test_a_film_whose_name_is_not_unicode_is_read(tmp_path):
     film = write_video(tmp_path / "a.mp4", 3).rename(tmp_path / os.fsdecode(b"caf\xe9.mp4"))
     assert {sample.meta["file"] for sample, _ in VideoFiles(str(film)).samples()} == {
         r"caf\xe9.mp4"
@@ -89,12 +89,12 @@ def test_the_name_of_a_film_need_not_be_unicode(tmp_path):
 
 
 @table(("fps", "step"), [(25, 1), (12.5, 2), (5, 5), (1, 25), (1000, 1)])
-def test_fps_takes_frames_evenly(tmp_path, fps, step):
+def test_fps_selects_frames_at_even_distances(tmp_path, fps, step):
     path = write_video(tmp_path / "a.mp4", 60)
     assert numbers(VideoFiles(str(path), fps=fps)) == list(range(0, 60, step))
 
 
-def test_key_frames_alone(tmp_path):
+def test_the_option_key_frames_selects_only_key_frames(tmp_path):
     path = write_video(tmp_path / "a.mp4", 35, gop=10, options={"x264-params": "scenecut=0"})
     with av.open(str(path)) as container:
         keys = [f.pts for f in container.decode(video=0) if f.key_frame]
@@ -124,7 +124,7 @@ def test_a_still_scene_is_sent_once(tmp_path):
 
 
 @table(("codec", "quality"), [("raw", 90), ("jpeg", 30), ("webp", 30)])
-def test_frames_travel_as_asked(tmp_path, codec, quality):
+def test_frames_have_the_requested_codec_and_size(tmp_path, codec, quality):
     path = write_video(tmp_path / "a.mp4", 4)
     source = VideoFiles(str(path), codec=codec, quality=quality, size=24)
     samples = [sample for sample, _ in source.samples()]
@@ -147,7 +147,7 @@ def test_a_frame_is_turned_as_it_is_to_be_seen(tmp_path):
 
 
 def test_frames_that_were_sent_are_freed_at_once(tmp_path):
-    """Not only by Python's garbage collector, which would let hundreds pile up."""
+    """Python's garbage collector alone would let hundreds of frames pile up."""
     film = write_video(tmp_path / "film.mp4", 100)
     gc.collect()
     gc.disable()
@@ -161,7 +161,7 @@ def test_frames_that_were_sent_are_freed_at_once(tmp_path):
 
 
 def files_of_a_hostile_world(folder):
-    """By reason: a file, and how many frames it still gives at most."""
+    """Return by reason the bytes of a file, and the most frames that it still gives."""
     whole = write_video(folder / "whole.mkv", 60, gop=5).read_bytes()
     secret = folder / "secret.mp4"
     write_video(secret, 3)
@@ -179,7 +179,7 @@ def files_of_a_hostile_world(folder):
 
 
 def titled(path, frames):
-    """A film whose title is no UTF-8, as many cameras and old programs write it."""
+    """Return a film whose title is not UTF-8. Many cameras write such titles."""
     with av.open(str(write_video(path, frames))) as film, av.open(str(path) + ".mkv", "w") as out:
         stream = out.add_stream_from_template(film.streams.video[0])
         out.metadata["title"] = "caf~"
@@ -194,7 +194,7 @@ KINDS = ("empty", "text", "a picture's head", "half of MP4", "a cut tail", "a ho
 
 
 @table("kind", [*KINDS, "a title in Latin-1", "a playlist", "a list"])
-def test_the_files_beside_a_damaged_file_are_read(tmp_path, caplog, kind):
+def test_a_damaged_film_costs_no_other_film(tmp_path, caplog, kind):
     data, most = files_of_a_hostile_world(tmp_path)[kind]
     bad, good = tmp_path / "bad.bin", write_video(tmp_path / "good.mp4", 5)
     bad.write_bytes(data)
@@ -206,7 +206,7 @@ def test_the_files_beside_a_damaged_file_are_read(tmp_path, caplog, kind):
     assert len(sent) <= most
     assert len(sent) >= most // 2
     assert [number_of(sample) for sample, _ in stream[len(sent) :]] == [0, 1, 2, 3, 4]
-    # Over a gap Matroska's reader goes in silence.
+    # The reader of Matroska skips a gap without an error.
     if kind not in ("a cut tail", "a hole", "a title in Latin-1"):
         assert source.skipped.by_reason.total() >= 1
         assert "left out" in caplog.text
@@ -214,7 +214,7 @@ def test_the_files_beside_a_damaged_file_are_read(tmp_path, caplog, kind):
     assert "has been read to its end; left out" in caplog.text
 
 
-def test_sound_alone_is_no_video(tmp_path, caplog):
+def test_a_file_with_only_sound_is_refused(tmp_path, caplog):
     path = tmp_path / "a.wav"
     with av.open(str(path), "w") as container:
         stream = container.add_stream("pcm_s16le", rate=8000)
@@ -226,7 +226,7 @@ def test_sound_alone_is_no_video(tmp_path, caplog):
     assert "there is no video in it" in caplog.text
 
 
-def test_stop_ends_what_sends_nothing(tmp_path):
+def test_stop_ends_a_film_whose_further_frames_are_all_left_out(tmp_path):
     path = write_video(tmp_path / "a.mp4", 30)
     source = VideoFiles(str(path), scene_change=0.99, epochs=None)
     stream = source.samples()
@@ -250,13 +250,13 @@ def test_wrong_arguments_are_named(tmp_path, settings, message):
         VideoFiles(str(write_video(tmp_path / "a.mp4", 2)), **settings)
 
 
-def test_a_time_that_ffmpeg_cannot_seek_lies_behind_all_frames(tmp_path):
+def test_a_position_beyond_the_times_of_ffmpeg_gives_no_frame(tmp_path):
     path = write_video(tmp_path / "a.mp4", 10)
     _, position = next(VideoFiles(str(path)).samples())
     assert numbers(VideoFiles(str(path)), position | {"at": [0, 2**64 - 1, 0]}) == []
 
 
-def test_another_choice_of_frames_does_not_fit_a_position(tmp_path):
+def test_a_position_of_another_choice_or_another_file_is_refused(tmp_path):
     path = write_video(tmp_path / "a.mp4", 10)
     (*_, (_, position)) = VideoFiles(str(path), fps=5).samples()
     with pytest.raises(ValueError, match="fps was 5 and is 4"):

@@ -1,4 +1,4 @@
-"""Containers and codecs against a plain decode loop; orientation, losses, and whose fault it is."""
+"""Containers and codecs against a plain decode loop; orientation, losses and errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def film(path, frames, codec="libx264", fmt="yuv420p", src="rgb24", options=None
 
 
 def decoded(path):
-    """The naive twin: the number in each frame, in the order of a plain decode loop."""
+    """Return the number in each frame of a plain decode loop: the naive twin."""
     with av.open(str(path)) as container:
         arrays = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     middle = np.linspace(0, WIDTH, 17).astype(int)[1::2]
@@ -80,7 +80,7 @@ def decoded(path):
         ("a.webm", "libvpx-vp9", {"cpu-used": "8"}),
     ],
 )
-def test_frames_are_those_of_a_plain_decode_loop(tmp_path, file, codec, options):
+def test_a_film_sends_the_frames_of_a_plain_decode_loop(tmp_path, file, codec, options):
     fmt = "yuv422p10le" if codec == "prores_ks" else "yuv420p"
     path = film(tmp_path / file, [numbered(n) for n in range(40)], codec, fmt, options=options)
     source = VideoFiles(str(path), codec="raw")
@@ -93,7 +93,7 @@ def test_frames_are_those_of_a_plain_decode_loop(tmp_path, file, codec, options)
         assert rest == stream[at + 1 :]
 
 
-def test_a_program_stream_whose_frames_share_packs_is_gone_on_from(tmp_path):
+def test_a_program_stream_whose_frames_share_packs_resumes_exactly(tmp_path):
     grey = [np.full((HEIGHT, WIDTH, 3), 20 + n * 9 % 220, np.uint8) for n in range(100)]
     path = film(tmp_path / "a.mpg", grey, "mpeg2video", options={"bf": "2"})
     stream = list(VideoFiles(str(path), codec="raw").samples())
@@ -103,7 +103,7 @@ def test_a_program_stream_whose_frames_share_packs_is_gone_on_from(tmp_path):
 
 
 def without_times_of_frames(path, out):
-    """Copy a film as programs do that read a bare stream: each frame has the time of its packet."""
+    """Copy a film like programs that read a bare stream: frames have the times of packets."""
     with av.open(str(path)) as film, av.open(str(out), "w") as copy:
         stream = copy.add_stream_from_template(film.streams.video[0])
         first = None
@@ -117,7 +117,7 @@ def without_times_of_frames(path, out):
 
 
 @pytest.mark.parametrize("file", ["a.mp4", "a.mkv", "a.ts"])
-def test_frames_without_times_are_sent_in_the_order_in_which_they_are_shown(tmp_path, file):
+def test_frames_without_times_are_sent_in_display_order(tmp_path, file):
     whole = film(tmp_path / "whole.mp4", [numbered(n) for n in range(40)], options=OPEN)
     path = without_times_of_frames(whole, tmp_path / file)
     source = VideoFiles(str(path), codec="raw")
@@ -133,7 +133,7 @@ def test_frames_without_times_are_sent_in_the_order_in_which_they_are_shown(tmp_
     assert [number_of(sample) for sample, _ in keys.samples()] == [0, 12, 24, 36]
 
 
-def test_frames_of_a_palette_keep_their_colours_when_they_are_gone_on_from(tmp_path):
+def test_a_resumed_film_with_a_palette_keeps_its_colours(tmp_path):
     path, colours = tmp_path / "a.avi", np.full((256, 4), 255, np.uint8)
     colours[:, 1:] = np.arange(256)[::-1, None]  # alpha, then levels: 255 is black
     with av.open(str(path), "w") as container:
@@ -150,7 +150,7 @@ def test_frames_of_a_palette_keep_their_colours_when_they_are_gone_on_from(tmp_p
         assert rest == stream[at + 1 :]
 
 
-def test_joined_films_are_gone_on_from(tmp_path):
+def test_joined_films_resume_and_their_frames_out_of_order_are_counted(tmp_path):
     later = write_video(tmp_path / "later.ts", 20, begin=3)
     joined = tmp_path / "joined.ts"
     joined.write_bytes(later.read_bytes() + write_video(tmp_path / "first.ts", 20).read_bytes())
@@ -179,7 +179,7 @@ def without_recovery_points(path, out):
     ("file", "codec", "options"),
     [("a.mp4", "libx264", OPEN), ("a.webm", "libvpx-vp9", {"cpu-used": "8"})],
 )
-def test_key_frames_are_those_that_are_stored_whole(tmp_path, file, codec, options):
+def test_key_frames_include_every_frame_that_is_stored_whole(tmp_path, file, codec, options):
     path = film(tmp_path / file, [numbered(n) for n in range(40)], codec, options=options)
     if codec == "libx264":
         path = without_recovery_points(path, tmp_path / "open.mp4")
@@ -217,7 +217,7 @@ MATRICES = {
 
 
 def turned(data, orientation):
-    """An MP4 file with another display matrix."""
+    """Return an MP4 file with another display matrix."""
     a, b, c, d, x, y = MATRICES[orientation]
     at = data.index(b"tkhd") + 44
     matrix = struct.pack(">9i", a << 16, b << 16, 0, c << 16, d << 16, 0, x << 16, y << 16, 1 << 30)
@@ -240,7 +240,7 @@ def picture(orientation):
 
 @table("orientation", MATRICES)
 @pytest.mark.parametrize("codec", ["raw", "jpeg"])
-def test_a_film_is_shown_in_each_of_the_eight_orientations(tmp_path, codec, orientation):
+def test_frames_are_upright_in_each_of_the_eight_orientations(tmp_path, codec, orientation):
     plain = film(tmp_path / "plain.mp4", [quarters()] * 2, options={"crf": "1"}).read_bytes()
     right = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(picture(orientation)))))
     for name, data in (("a.mp4", turned(plain, orientation)), ("a.mjpeg", picture(orientation))):
@@ -251,7 +251,7 @@ def test_a_film_is_shown_in_each_of_the_eight_orientations(tmp_path, codec, orie
         assert np.abs(image - right).mean() < 12
 
 
-def test_a_film_of_a_robot_is_shown_as_it_is_to_be_seen(tmp_path):
+def test_frames_of_a_lerobot_film_follow_its_display_matrix(tmp_path):
     root = write_lerobot(tmp_path / "set", "v2.1")
     path = root / V2_VIDEO.format(episode_chunk=0, episode_index=0, video_key=CAMERAS[0])
     film(path, [quarters()] * 6)
@@ -292,7 +292,7 @@ def covered(path):
     path.write_bytes(data[:at] + size.to_bytes(4, "big") + b"moov" + user + data[at + 8 :])
 
 
-def test_a_cover_picture_is_no_film(tmp_path):
+def test_a_cover_picture_is_not_sent_as_a_frame(tmp_path):
     path = write_video(tmp_path / "a.mp4", 12)
     covered(path)
     with av.open(str(path)) as container:
@@ -302,7 +302,7 @@ def test_a_cover_picture_is_no_film(tmp_path):
     assert source.skipped.by_reason == {}
 
 
-def test_a_file_of_an_unknown_codec_is_left_out_alone(tmp_path, caplog):
+def test_a_file_of_an_unknown_codec_costs_no_other_file(tmp_path, caplog):
     for name in "ab":
         write_video(tmp_path / f"{name}.mp4", 5)
     path = tmp_path / "a.mp4"
@@ -312,7 +312,7 @@ def test_a_file_of_an_unknown_codec_is_left_out_alone(tmp_path, caplog):
     assert "there is no video in it but a cover picture, or one of an unknown codec" in caplog.text
 
 
-def test_other_films_of_a_file_are_counted(tmp_path, caplog):
+def test_other_video_streams_of_a_file_are_counted(tmp_path, caplog):
     with av.open(str(tmp_path / "a.mkv"), "w") as container:
         streams = [container.add_stream("libx264", rate=RATE) for _ in range(2)]
         for stream in streams:
@@ -354,7 +354,7 @@ def test_a_file_that_was_cut_off_is_counted_as_damaged(tmp_path, caplog, file, c
 
 @table("extra", [bytes(5000), b"maker's notes"])
 @table("file", ["a.mp4", "a.avi"])
-def test_other_bytes_behind_a_film_are_no_damage(tmp_path, file, extra):
+def test_other_bytes_behind_a_film_are_not_counted_as_damage(tmp_path, file, extra):
     path = write_video(tmp_path / file, 10, "mpeg4")
     path.write_bytes(path.read_bytes() + extra)
     source = VideoFiles(str(path))
@@ -362,7 +362,7 @@ def test_other_bytes_behind_a_film_are_no_damage(tmp_path, file, extra):
     assert (source.skipped.by_reason, missing_bytes(path)) == ({}, 0)
 
 
-def test_blank_bytes_of_matroska_are_counted(tmp_path):
+def test_blank_bytes_in_a_matroska_file_are_counted_as_damage(tmp_path):
     path = write_video(tmp_path / "a.mkv", 60, gop=5)
     data = path.read_bytes()
     path.write_bytes(data[:2000] + bytes(800) + data[2800:])
@@ -415,7 +415,7 @@ def test_frames_that_refer_to_a_broken_packet_are_not_sent(tmp_path, place):
     assert sent == {time: whole[time] for time in sent}
 
 
-def test_units_of_h264_are_told_apart_by_mark_or_by_length():
+def test_pictures_of_h264_are_found_in_units_with_marks_and_with_lengths():
     picture, note = b"\x65" + b"x" * 271, b"\6" + b"x" * 271  # lengths that look like marks
     assert holds_picture(len(picture).to_bytes(4) + picture, 4)
     assert not holds_picture(len(note).to_bytes(4) + note, 4)
@@ -427,7 +427,7 @@ def test_units_of_h264_are_told_apart_by_mark_or_by_length():
 
 
 @table("note", [b"\x06\5\4abcd\x80", b"\x0c\xff\xff\x80", b"\x1fmaker"])
-def test_packets_with_notes_alone_cost_no_frame(tmp_path, note):
+def test_a_packet_with_only_a_note_costs_no_frame(tmp_path, note):
     made = film(tmp_path / "made.mp4", moving())
     with av.open(str(made)) as before, av.open(str(tmp_path / "a.mp4"), "w") as after:
         stream = after.add_stream_from_template(before.streams.video[0])
@@ -446,7 +446,7 @@ def test_packets_with_notes_alone_cost_no_frame(tmp_path, note):
 
 
 def moving():
-    """Pictures of which a film stores little more than the motion."""
+    """Return pictures whose film stores little more than motion."""
     noise = np.random.default_rng(0)
     scene = noise.integers(20, 220, (12, 16, 3), np.uint8).repeat(8, axis=0).repeat(8, axis=1)
     return [
@@ -468,7 +468,7 @@ def by_time(source):
         (None, r"an MP4 file without its index \(moov\).* was cut off: copy the file again"),
     ],
 )
-def test_what_is_no_video_is_told_with_its_remedy(tmp_path, caplog, data, says):
+def test_the_log_names_the_remedy_for_a_file_that_is_no_video(tmp_path, caplog, data, says):
     path = write_video(tmp_path / "a.mp4", 5)
     path.write_bytes(path.read_bytes()[:1500] if data is None else data)
     with pytest.raises(ValueError, match="not one sample"):
@@ -477,7 +477,7 @@ def test_what_is_no_video_is_told_with_its_remedy(tmp_path, caplog, data, says):
     assert re.search(says, caplog.text)
 
 
-def test_a_call_that_a_library_does_not_know_is_no_damage(tmp_path, monkeypatch):
+def test_a_wrong_call_of_a_library_is_not_counted_as_damage(tmp_path, monkeypatch):
     write_video(tmp_path / "a.mp4", 2)
     np.save(tmp_path / "a.npy", np.ones((2, 3)))
     root = write_lerobot(tmp_path / "set", "v2.1", films=False)
@@ -495,7 +495,7 @@ def test_a_call_that_a_library_does_not_know_is_no_damage(tmp_path, monkeypatch)
             read()
 
 
-def test_an_error_within_a_library_is_the_datas():
+def test_only_wrong_calls_and_missing_modules_count_as_own_faults():
     with pytest.raises(AttributeError) as within:
         Image.fromarray(None)
     assert not own_fault(within.value)
@@ -504,7 +504,7 @@ def test_an_error_within_a_library_is_the_datas():
 
 
 @table("kind", ["video", "webdataset", "npy", "images", "mcap"])
-def test_files_of_one_name_have_ids_of_their_own(tmp_path, kind):
+def test_samples_of_files_with_equal_names_have_different_ids(tmp_path, kind):
     sources = []
     for number, folder in enumerate((tmp_path / "a", tmp_path / "b")):
         folder.mkdir()
@@ -530,7 +530,7 @@ def test_files_of_one_name_have_ids_of_their_own(tmp_path, kind):
 
 
 @table("dated", ["9999-01-01T00:00:00Z", False])
-def test_a_time_that_no_sample_may_have_gives_way_to_another(tmp_path, monkeypatch, dated):
+def test_an_impossible_time_gives_way_to_the_time_of_the_file(tmp_path, monkeypatch, dated):
     """An error would end the source, and all files after this one with it."""
     path = write_video(tmp_path / f"{bool(dated)}.nut", 3, codec="mpeg4", dated=dated)
     if not dated:
@@ -541,7 +541,7 @@ def test_a_time_that_no_sample_may_have_gives_way_to_another(tmp_path, monkeypat
     assert all(now - 60 < one < now + 60 for one in times)
 
 
-def test_frames_that_an_encoder_cannot_hold_cost_their_file_alone(tmp_path, caplog):
+def test_a_frame_that_exceeds_an_encoders_limits_costs_no_other_file(tmp_path, caplog):
     wide = tmp_path / "a.avi"
     film(wide, [np.zeros((16, 16_400, 3), np.uint8)], "mjpeg", "yuvj420p")
     files = [str(wide), str(write_video(tmp_path / "b.mp4", 2))]
