@@ -1,4 +1,4 @@
-"""A watched folder: what is sent, in which order, and what happens to the rest."""
+"""A watched folder: the files that are sent, their order, and the files that are left out."""
 
 import errno
 import itertools
@@ -17,7 +17,7 @@ from stream_ssl.producers.sources import ImageFolder, WatchedFolder, watched
 
 
 class Clock:
-    """Time that passes only in sleep."""
+    """A clock that advances only in `sleep`."""
 
     def __init__(self, now=10_000.0):
         self.now = now
@@ -52,7 +52,7 @@ def names(samples):
     return [sample.id.partition("#")[0] for sample, _ in samples]
 
 
-def test_order_is_by_time_then_name(tmp_path):
+def test_files_are_sent_by_time_and_then_by_name(tmp_path):
     for name, mtime in (("b.png", 5), ("sub/a.png", 5), ("z.png", 1), ("a.png", 7)):
         add(tmp_path, name, mtime)
     stream = list(watch(tmp_path).samples())
@@ -61,7 +61,7 @@ def test_order_is_by_time_then_name(tmp_path):
     assert stream[0][0].data == (tmp_path / "z.png").read_bytes()
 
 
-def test_equal_times_resume_by_name(tmp_path):
+def test_a_watch_resumes_by_name_among_files_of_equal_times(tmp_path):
     for name in "dacb":
         add(tmp_path, f"{name}.png", 5)
     stream = list(watch(tmp_path).samples())
@@ -69,7 +69,7 @@ def test_equal_times_resume_by_name(tmp_path):
     assert names(watch(tmp_path).samples(after_b)) == ["c.png", "d.png"]
 
 
-def test_new_files_are_sent_as_they_come(tmp_path):
+def test_new_files_are_sent_and_older_ones_count_as_late(tmp_path):
     add(tmp_path, "a.png", 1)
     clock = Clock()
     arrivals = iter([("b.png", 3), ("c.png", 2), ("d.png", 4)])
@@ -80,7 +80,7 @@ def test_new_files_are_sent_as_they_come(tmp_path):
     assert source.skipped.by_reason == {"late": 1}  # c.png came after b.png, and is older
 
 
-def test_late_files_are_named_with_the_remedy(tmp_path, caplog):
+def test_the_log_names_late_files_and_the_remedy(tmp_path, caplog):
     add(tmp_path, "new.png", 9)
     clock = Clock(2.0**33)
     clock.on_sleep = lambda: add(tmp_path, "old.png", 3)
@@ -92,7 +92,7 @@ def test_late_files_are_named_with_the_remedy(tmp_path, caplog):
     assert 'order="ctime"' in caplog.text
 
 
-def test_by_ctime_files_moved_in_with_an_old_time_are_sent(tmp_path):
+def test_the_order_by_ctime_sends_moved_files_with_an_old_mtime(tmp_path):
     inside, outside = tmp_path / "in", tmp_path / "out"
     add(inside, "new.png", 9)
     moved = add(outside, "old.png", 3)
@@ -108,7 +108,7 @@ def test_by_ctime_files_moved_in_with_an_old_time_are_sent(tmp_path):
     assert not source.skipped.by_reason["late"]
 
 
-def test_files_of_a_folder_that_was_moved_in_are_late_for_this_reason(tmp_path, caplog):
+def test_the_log_says_why_files_of_a_moved_folder_are_late(tmp_path, caplog):
     inside, outside = tmp_path / "in", tmp_path / "out"
     rested = add(outside, "old.png", 3).stat().st_ctime_ns
     until(lambda: add(inside, "new.png", 9).stat().st_ctime_ns != rested)
@@ -138,7 +138,7 @@ def test_a_rewritten_file_is_sent_again_under_another_id(tmp_path):
     assert first.id != second.id
 
 
-def test_a_file_waits_until_it_has_rested(tmp_path):
+def test_a_file_is_sent_only_after_settle_seconds_without_a_change(tmp_path):
     changed = add(tmp_path, "a.png", 1).stat().st_ctime
     clock = Clock(changed + 0.25)
     source = watch(tmp_path, clock, settle_seconds=2.0, poll_seconds=0.5, idle_seconds=0)
@@ -146,20 +146,20 @@ def test_a_file_waits_until_it_has_rested(tmp_path):
     assert clock.now - changed >= 2.0
 
 
-def test_no_file_overtakes_an_older_one_that_has_not_rested(tmp_path):
+def test_a_newer_file_waits_for_an_older_file_that_still_changes(tmp_path):
     newer = add(tmp_path, "newer.png", 2).stat().st_ctime_ns
     until(lambda: add(tmp_path, "older.png", 1).stat().st_ctime_ns != newer)
-    clock = Clock(newer * 1e-9 + 2.0)  # at which newer.png has rested, and older.png has not
+    clock = Clock(newer * 1e-9 + 2.0)  # newer.png has rested by then, and older.png has not
     source = watch(tmp_path, clock, settle_seconds=2.0, idle_seconds=0)
     assert names(source.samples()) == ["older.png", "newer.png"]
     assert not source.skipped.by_reason["late"]
 
 
-def test_a_file_that_had_not_rested_at_the_scan_waits_for_the_next_scan(tmp_path):
+def test_a_file_that_still_changed_at_the_scan_waits_for_the_next_scan(tmp_path):
     """While a slow sender takes the first file, an older one may come."""
     rested = add(tmp_path, "a.png", 1).stat().st_ctime_ns
     until(lambda: add(tmp_path, "c.png", 3).stat().st_ctime_ns != rested)
-    clock = Clock(rested * 1e-9 + 2.0)  # at which a.png has rested, and c.png has not
+    clock = Clock(rested * 1e-9 + 2.0)  # a.png has rested by then, and c.png has not
     source = watch(tmp_path, clock, settle_seconds=2.0, idle_seconds=0)
     stream = source.samples()
     assert names([next(stream)]) == ["a.png"]
@@ -183,7 +183,7 @@ def test_a_folder_that_is_away_for_a_while_makes_no_file_late(tmp_path, caplog):
 
 
 def test_a_disk_that_goes_away_during_a_backlog_loses_no_file(tmp_path, monkeypatch, caplog):
-    """The mount point is an empty folder then, until the disk is mounted again."""
+    """The mount point is an empty folder until the disk is mounted again."""
     folder, disk = tmp_path / "in", tmp_path / "disk"
     for number, name in enumerate(("a.png", "b.png", "c.png")):
         add(folder, name, number)
@@ -210,7 +210,7 @@ def test_a_file_dated_in_the_future_waits_for_its_time(tmp_path):
     assert names(watch(tmp_path, Clock(2.0**35)).samples(stream[-1][1])) == ["later.png"]
 
 
-def test_a_file_dated_in_the_future_is_named_once_with_the_remedy(tmp_path, caplog):
+def test_the_log_names_a_file_dated_in_the_future_once_with_the_remedy(tmp_path, caplog):
     add(tmp_path, "now.png", 5)
     add(tmp_path, "later.png", 2.0**33 + 3600)
     add(tmp_path, "much later.png", 2.0**34)
@@ -220,7 +220,7 @@ def test_a_file_dated_in_the_future_is_named_once_with_the_remedy(tmp_path, capl
     assert "Set the clock of this machine, or touch the file" in line
 
 
-def test_a_clock_that_is_set_back_stops_no_file_that_was_written_before(tmp_path, caplog):
+def test_files_from_before_a_clock_was_set_back_are_still_sent(tmp_path, caplog):
     """The files changed at a time that is still to come. Only a file that rests is sent."""
     for number in range(5):
         add(tmp_path, f"{number}.png", 5 + number)
@@ -240,7 +240,7 @@ def test_a_clock_that_is_set_back_stops_no_file_that_was_written_before(tmp_path
     assert not caplog.records
 
 
-def test_unfinished_names_and_other_files_are_left_alone(tmp_path):
+def test_unfinished_hidden_and_special_files_are_ignored(tmp_path):
     kinds = (".a.png", "~b.png", "c.png.part", "d.tmp", "e.txt", ".git/f.png", "@eaDir/g.png")
     for number, name in enumerate((*kinds, "good.png")):
         add(tmp_path, name, number)
@@ -252,7 +252,7 @@ def test_unfinished_names_and_other_files_are_left_alone(tmp_path):
     assert source.skipped.by_reason == {}
 
 
-def test_a_file_renamed_when_complete_is_sent(tmp_path):
+def test_a_file_that_is_renamed_when_complete_is_sent(tmp_path):
     part = add(tmp_path, "a.png.part", 1)
     clock = Clock(2.0**33)
 
@@ -264,7 +264,7 @@ def test_a_file_renamed_when_complete_is_sent(tmp_path):
     assert names(watch(tmp_path, clock).samples()) == ["a.png"]
 
 
-def test_what_is_no_image_is_counted_and_passed_over(tmp_path, caplog):
+def test_a_file_that_is_no_image_is_counted_and_left_out(tmp_path, caplog):
     add(tmp_path, "a.png", 1).write_bytes(b"no image")
     age(tmp_path / "a.png", 1)
     add(tmp_path, "b.png", 2)
@@ -275,7 +275,7 @@ def test_what_is_no_image_is_counted_and_passed_over(tmp_path, caplog):
     assert "a.png (no image): neither JPEG" in caplog.text
 
 
-def test_a_file_taken_away_before_it_is_read_is_counted(tmp_path):
+def test_a_file_that_is_deleted_before_its_turn_is_counted(tmp_path):
     for number, name in enumerate(("a.png", "b.png", "c.png")):
         add(tmp_path, name, number)
     source = watch(tmp_path)
@@ -286,7 +286,7 @@ def test_a_file_taken_away_before_it_is_read_is_counted(tmp_path):
     assert source.skipped.by_reason == {"unreadable": 1}
 
 
-def test_a_file_rewritten_before_it_is_read_comes_at_its_new_time(tmp_path):
+def test_a_file_that_is_rewritten_before_its_turn_is_sent_at_its_new_time(tmp_path):
     for number, name in enumerate(("a.png", "b.png", "c.png")):
         add(tmp_path, name, number)
     source = watch(tmp_path)
@@ -298,7 +298,7 @@ def test_a_file_rewritten_before_it_is_read_comes_at_its_new_time(tmp_path):
     assert not source.skipped.by_reason["late"]
 
 
-def test_a_file_whose_mode_changes_before_it_is_read_is_sent(tmp_path):
+def test_a_file_whose_mode_changes_before_its_turn_is_sent(tmp_path):
     for seconds, name in enumerate("abcd", 1):
         add(tmp_path, f"{name}.png", seconds)
     stream = watch(tmp_path).samples()
@@ -308,7 +308,7 @@ def test_a_file_whose_mode_changes_before_it_is_read_is_sent(tmp_path):
     assert names([first, *stream]) == ["a.png", "b.png", "c.png", "d.png"]
 
 
-def test_a_file_taken_away_while_it_is_read_is_counted(tmp_path, monkeypatch):
+def test_a_file_that_is_deleted_while_the_source_reads_is_counted(tmp_path, monkeypatch):
     add(tmp_path, "a.png", 1)
 
     def read(path):
@@ -323,9 +323,7 @@ def test_a_file_taken_away_while_it_is_read_is_counted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("busy", ["open", "scandir"])
-def test_no_file_is_lost_while_the_process_has_too_many_open_files(
-    tmp_path, monkeypatch, caplog, busy
-):
+def test_a_lack_of_file_descriptors_loses_no_file(tmp_path, monkeypatch, caplog, busy):
     for number in range(3):
         add(tmp_path, f"sub/{number}.png", number + 1, seed=number)
     whole, failures = {"open": Path.open, "scandir": os.scandir}[busy], iter(range(2))
@@ -342,7 +340,7 @@ def test_no_file_is_lost_while_the_process_has_too_many_open_files(
     assert not source.skipped.by_reason
 
 
-def test_names_need_not_be_unicode(tmp_path):
+def test_a_file_whose_name_is_not_unicode_is_sent_once(tmp_path):
     path = tmp_path / os.fsdecode(b"\xff\xfe.png")
     path.write_bytes(encoded(pixels(1, 4, 4, 3)[0]))
     ((sample, position),) = watch(tmp_path).samples()
@@ -350,7 +348,7 @@ def test_names_need_not_be_unicode(tmp_path):
     assert list(watch(tmp_path).samples(position)) == []
 
 
-def test_a_path_that_no_position_can_hold_costs_itself_alone(tmp_path, caplog):
+def test_a_path_that_exceeds_a_position_costs_no_other_file(tmp_path, caplog):
     add(tmp_path, "a.png", 1)
     add(tmp_path, "/".join(["b" * 200] * 12) + "/b.png", 2)
     add(tmp_path, "c.png", 3)
@@ -360,7 +358,7 @@ def test_a_path_that_no_position_can_hold_costs_itself_alone(tmp_path, caplog):
     assert "(long path): its path has 2417 bytes, and a position holds 2048; give" in caplog.text
 
 
-def test_it_ends_only_when_nothing_came_for_the_idle_time(tmp_path):
+def test_a_watch_ends_after_idle_seconds_without_a_new_file(tmp_path):
     clock = Clock(2.0**33)
     start = clock.now
     arrivals = itertools.count(1)
@@ -376,8 +374,8 @@ def test_it_ends_only_when_nothing_came_for_the_idle_time(tmp_path):
     assert clock.now - start == 5 * 2 + 4
 
 
-def test_a_thread_that_writes_while_it_is_watched(tmp_path):
-    """With the real clock: nothing is sent twice, cut off or left out."""
+def test_files_that_a_thread_writes_during_the_watch_are_each_sent_once(tmp_path):
+    """With the real clock, no file is sent twice, cut off or left out."""
     images = [encoded(image) for image in pixels(40, 4, 4, 3)]
 
     def write():
@@ -397,7 +395,7 @@ def test_a_thread_that_writes_while_it_is_watched(tmp_path):
     assert list(stream) == []
 
 
-def test_a_folder_that_is_taken_away_is_logged_once(tmp_path, caplog):
+def test_a_deleted_folder_is_logged_once(tmp_path, caplog):
     folder = tmp_path / "in"
     add(folder, "a.png", 1).unlink()
     source = watch(folder, idle_seconds=5)
@@ -446,7 +444,7 @@ def test_wrong_arguments_are_named(tmp_path):
         watch(tmp_path, order="ctime").samples(position)
 
 
-def test_linked_folders_are_watched_and_loops_are_told_of_once(tmp_path, caplog):
+def test_linked_folders_are_watched_and_loops_are_logged_once(tmp_path, caplog):
     pool, root = tmp_path / "pool", tmp_path / "root"
     add(pool, "ant/a.png", 1)
     add(root, "b.png", 2)
@@ -470,7 +468,7 @@ def test_images_of_other_formats_are_counted_once(tmp_path, caplog):
 
 
 def test_many_late_files_are_named_in_few_lines_and_counted_at_the_end(tmp_path, caplog):
-    """As when a backup is restored into the folder."""
+    """A backup that is restored into the folder brings such files."""
     add(tmp_path, "new.png", 90)
     clock = Clock(2.0**33)
     clock.on_sleep = lambda: [add(tmp_path, f"old-{n}.png", n) for n in range(50)]

@@ -1,4 +1,4 @@
-"""Tar shards: what becomes a sample, and what happens to damage."""
+"""Tar shards: their samples, and the effects of damage."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def ids(source):
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_a_shard_is_read_as_it_was_written(tmp_path, mode):
+def test_a_shard_sends_its_images_labels_and_facts_in_order(tmp_path, mode):
     members = shard_members(10, 4)
     write_tar(tmp_path / "data-007.tar", members, mode)
     source = WebDataset(str(tmp_path / "data-007.tar"))
@@ -44,12 +44,12 @@ def test_a_shard_is_read_as_it_was_written(tmp_path, mode):
     assert source.skipped.by_reason == {}
 
 
-def test_going_on_reads_no_earlier_member(tmp_path):
+def test_a_resumed_shard_reads_no_earlier_member(tmp_path):
     path = tmp_path / "data.tar"
     write_tar(path, shard_members(0, 6))
     stream = list(WebDataset(str(path)).samples())
     _, position = stream[3]
-    # Were it read from the start, this would end the shard at once.
+    # This damage would end a shard that is read from the start.
     path.write_bytes(b"\xff" * 1024 + path.read_bytes()[1024:])
     source = WebDataset(str(path))
     assert [named(sample) for sample, _ in source.samples(position)] == [
@@ -92,7 +92,7 @@ def test_a_sample_whose_name_begins_with_underscores_is_sent(tmp_path):
 
 
 @pytest.mark.parametrize("hidden", ["x/._a.cls", "._a.cls", "__meta__.json", "x/.DS_Store"])
-def test_a_hidden_member_between_two_parts_of_a_sample_does_not_part_them(tmp_path, hidden):
+def test_a_hidden_member_between_two_parts_does_not_divide_a_sample(tmp_path, hidden):
     parts = [("x/a.png", PNG), (hidden, b"not a sample"), ("x/a.cls", b"4")]
     write_tar(tmp_path / "data.tar", [*parts, (hidden, b"not a sample"), ("x/b.png", PNG)])
     source = WebDataset(str(tmp_path / "data.tar"))
@@ -142,7 +142,7 @@ def test_the_only_image_of_a_sample_may_have_a_longer_extension(tmp_path, caplog
         (b" " * (2**22 + 1), "4194305 bytes; at most 4194304 are read"),
     ],
 )
-def test_facts_that_cannot_be_read_cost_only_themselves(tmp_path, caplog, facts, message):
+def test_unreadable_facts_cost_no_sample(tmp_path, caplog, facts, message):
     write_tar(tmp_path / "data.tar", [("a.png", PNG), ("a.json", facts), ("a.cls", b"3")])
     source = WebDataset(str(tmp_path / "data.tar"))
     ((sample, _),) = source.samples()
@@ -152,7 +152,7 @@ def test_facts_that_cannot_be_read_cost_only_themselves(tmp_path, caplog, facts,
     assert message in caplog.text
 
 
-def test_a_fact_that_is_too_long_is_counted(tmp_path, caplog):
+def test_a_fact_that_is_too_long_is_counted_and_costs_no_other_fact(tmp_path, caplog):
     facts = json.dumps({"caption": "a" * 5000, "n": 1}).encode()
     write_tar(tmp_path / "data.tar", [("a.png", PNG), ("a.json", facts)])
     source = WebDataset(str(tmp_path / "data.tar"))
@@ -206,7 +206,7 @@ def test_a_label_is_a_whole_number_or_none(tmp_path, written, label):
 
 
 @table("written", [b"cat", b"1.5", b"-2", b"\xff", b"inf", b"9" * 999, b"2147483648"])
-def test_a_bad_label_costs_only_itself(tmp_path, written, caplog):
+def test_a_bad_label_costs_no_sample(tmp_path, written, caplog):
     write_tar(tmp_path / "data.tar", [("a.png", PNG), ("a.cls", written)])
     source = WebDataset(str(tmp_path / "data.tar"))
     assert [sample.label for sample, _ in source.samples()] == [None]
@@ -215,7 +215,7 @@ def test_a_bad_label_costs_only_itself(tmp_path, written, caplog):
     assert "is no whole number from 0 to 2147483647" in caplog.text
 
 
-def test_a_vector_is_a_sample_unless_there_is_an_image(tmp_path, caplog):
+def test_a_vector_is_a_sample_only_without_an_image(tmp_path, caplog):
     members = [
         *[("a.npy", npy(ROW)), ("a.json", b'{"n": 1}'), ("a.cls", b"7")],
         ("b.npy", npy(ROW.astype(">f8"))),
@@ -254,7 +254,9 @@ def test_facts_that_the_wire_cannot_carry_are_dropped(tmp_path):
 
 @table("mode", ["w", "w:gz"])
 @table("share", [0.2, 0.5, 0.7])
-def test_a_truncated_shard_gives_what_is_whole_and_the_next_goes_on(tmp_path, caplog, mode, share):
+def test_a_truncated_shard_sends_its_whole_samples_and_the_next_shard_follows(
+    tmp_path, caplog, mode, share
+):
     write_tar(tmp_path / "a.tar", shard_members(0, 8), mode)
     write_tar(tmp_path / "b.tar", shard_members(8, 2))
     whole = ids(WebDataset(str(tmp_path / "a.tar")))
@@ -270,7 +272,7 @@ def test_a_truncated_shard_gives_what_is_whole_and_the_next_goes_on(tmp_path, ca
     assert "unreadable from byte" in caplog.text or "no header at byte" in caplog.text
 
 
-def test_a_damaged_header_is_not_taken_for_the_end(tmp_path, caplog):
+def test_a_damaged_header_does_not_end_the_shard(tmp_path, caplog):
     path = tmp_path / "data.tar"
     write_tar(path, shard_members(0, 6))
     starts = [member.start for member in read_members(path, 0, {})]
@@ -286,7 +288,7 @@ def test_a_damaged_header_is_not_taken_for_the_end(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("data", [b"", b"no tar at all" * 100])
-def test_a_file_that_is_no_tar_is_counted(tmp_path, data):
+def test_a_file_that_is_no_tar_costs_no_other_shard(tmp_path, data):
     (tmp_path / "a.tar").write_bytes(data)
     write_tar(tmp_path / "b.tar", shard_members(0, 2))
     source = WebDataset(str(tmp_path / "*.tar"))
@@ -295,13 +297,13 @@ def test_a_file_that_is_no_tar_is_counted(tmp_path, data):
 
 
 @pytest.mark.parametrize("members", [[], [("__meta__.json", b"{}")]])
-def test_a_whole_shard_without_samples_is_not_called_unreadable(tmp_path, members):
+def test_the_error_for_an_empty_shard_says_that_the_files_hold_no_sample(tmp_path, members):
     write_tar(tmp_path / "a.tar", members)
     with pytest.raises(ValueError, match=r"source 'webdataset': its files hold no sample; give"):
         next(WebDataset(str(tmp_path / "a.tar")).samples())
 
 
-def test_shards_may_be_added_behind(tmp_path):
+def test_a_position_stays_valid_when_a_shard_is_added_at_the_end(tmp_path):
     write_tar(tmp_path / "a.tar", shard_members(0, 3))
     (*_, (_, position)) = WebDataset(str(tmp_path / "*.tar")).samples()
     write_tar(tmp_path / "b.tar", shard_members(3, 2))
@@ -309,13 +311,13 @@ def test_shards_may_be_added_behind(tmp_path):
     assert [named(sample) for sample, _ in source.samples(position)] == ["b/000003", "b/000004"]
 
 
-def test_names_need_not_be_unicode(tmp_path):
+def test_a_shard_whose_name_is_not_unicode_resumes_exactly(tmp_path):
     path = tmp_path / os.fsdecode(b"caf\xe9.tar")
     write_tar(path, shard_members(0, 3))
     assert len(check_goes_on(lambda: WebDataset(str(path)))) == 3
 
 
-def test_other_shards_do_not_fit_a_position(tmp_path):
+def test_a_position_of_other_shards_is_refused(tmp_path):
     for name in ("b", "c"):
         write_tar(tmp_path / f"{name}.tar", shard_members(0, 3))
     (*_, (_, position)) = WebDataset(str(tmp_path / "*.tar")).samples()

@@ -1,4 +1,4 @@
-"""Live robots over Zenoh: a router and nodes on loopback, as rmw_zenoh and the bridge make them."""
+"""Live robots over Zenoh: a router and nodes like those of rmw_zenoh and the bridge."""
 
 import json
 import socket
@@ -21,7 +21,7 @@ from stream_ssl.producers.sources.zenoh_ros import Subscriptions, publisher_of
 
 
 def opened(mode, **settings):
-    """A session of Zenoh; settings have __ for each slash of a name."""
+    """Return a session of Zenoh. Settings have __ for each slash of a name."""
     config = zenoh.Config()
     config.insert_json5("mode", json.dumps(mode))
     config.insert_json5("scouting/multicast/enabled", "false")
@@ -54,7 +54,7 @@ class Robot:
         self._tokens.append(self.router.liveliness().declare_token(token))
 
     def topic(self, name, kind=IMAGE):
-        """A function that publishes messages on a topic."""
+        """Return a function that publishes messages on a topic."""
         if self._bridged:
             signs = name.strip("/").replace("/", "§"), kind.replace("/", "§")
             self.announce(f"@/0123/@ros2_lv/MP/{signs[0]}/{signs[1]}/:::")
@@ -73,7 +73,7 @@ class Robot:
 
 
 @table("bridged", [False, True])
-def test_images_with_their_stamps_topics_and_frames(bridged):
+def test_images_over_zenoh_keep_their_stamps_topics_and_frames(bridged):
     with Robot(bridged) as robot:
         plain = robot.topic("/front/camera/raw")
         packed = robot.topic("/front/camera/jpeg", COMPRESSED)
@@ -138,7 +138,7 @@ def test_a_node_that_starts_later_and_a_robot_that_restarts_are_read():
     assert len({sample.id for sample in samples}) == len(samples)
 
 
-def test_an_absent_robot_is_awaited_and_given_up_when_asked():
+def test_the_source_gives_up_an_absent_robot_after_give_up_seconds():
     port = free_port()
     source = ZenohRos(f"tcp/127.0.0.1:{port}", give_up_seconds=0.2, retry_seconds=0.05)
     with pytest.raises(SourceError, match=rf"no frame for \d+ s: .*tcp/127.0.0.1:{port}") as caught:
@@ -146,12 +146,12 @@ def test_an_absent_robot_is_awaited_and_given_up_when_asked():
     assert " at /" not in str(caught.value)
 
 
-def test_stop_ends_a_source_whose_robot_says_nothing():
+def test_stop_ends_a_source_whose_robot_is_silent():
     with Robot() as robot:
         check_stop_ends(robot.source())
 
 
-def test_what_cannot_be_read_is_counted_and_nothing_else_is_lost():
+def test_unreadable_messages_and_tokens_are_counted_and_cost_no_image():
     with Robot() as robot:
         good, bad = robot.topic("/good"), robot.topic("/bad")
         for token in (
@@ -177,7 +177,7 @@ def test_what_cannot_be_read_is_counted_and_nothing_else_is_lost():
     assert counted["unreadable"] == 1
 
 
-def test_a_robot_with_too_many_topics_is_read_in_part(monkeypatch):
+def test_topics_beyond_the_limit_are_counted_and_not_read(monkeypatch):
     monkeypatch.setattr("stream_ssl.producers.sources.live_robot.MAX_TOPICS", 3)
     with Robot() as robot:
         topics = [robot.topic(f"/camera_{number}") for number in range(5)]
@@ -190,7 +190,7 @@ def test_a_robot_with_too_many_topics_is_read_in_part(monkeypatch):
     assert source.skipped.by_reason["channels"] == 2
 
 
-def test_messages_that_nobody_takes_are_bounded(monkeypatch):
+def test_the_bytes_of_waiting_messages_are_bounded(monkeypatch):
     monkeypatch.setattr("stream_ssl.producers.sources.zenoh_ros.WAITING_BYTES", 3 * len(raw(0)))
     with Robot() as robot:
         skipped = robot.source()._images
@@ -202,12 +202,12 @@ def test_messages_that_nobody_takes_are_bounded(monkeypatch):
     assert [None if one is None else one[1] for one in taken] == [*[len(raw(0))] * 3, None]
 
 
-def test_a_robot_that_never_stops_announcing_holds_up_no_message():
+def test_endless_announcements_of_a_topic_do_not_block_the_source():
     asked = []
 
     def announce(*names):
         asked.append(names)
-        assert len(asked) < 100  # each look at the topic announces it again
+        assert len(asked) < 100  # each look at the topic announces the topic again
         waiting._announced(token)
 
     token = SimpleNamespace(key_expr=f"@/1/@ros2_lv/MP/t/{IMAGE.replace('/', '§')}/q")
@@ -219,7 +219,7 @@ def test_a_robot_that_never_stops_announcing_holds_up_no_message():
     assert len(asked) == 1
 
 
-def test_a_message_that_is_too_large_ends_no_source(monkeypatch):
+def test_a_message_that_is_too_large_does_not_end_the_source(monkeypatch):
     monkeypatch.setattr("stream_ssl.producers.sources.zenoh_ros.MAX_MESSAGE", 2**20)
     with Robot() as robot:
         topic, large = robot.topic("/camera"), robot.topic("/large")
@@ -232,7 +232,7 @@ def test_a_message_that_is_too_large_ends_no_source(monkeypatch):
     assert {sample.meta["topic"] for sample in samples} == {"/camera"}
 
 
-def test_tls_by_a_file_of_zenohs_settings(tmp_path):
+def test_the_source_uses_the_tls_files_of_its_zenoh_config(tmp_path):
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -256,7 +256,7 @@ def test_tls_by_a_file_of_zenohs_settings(tmp_path):
     assert number_of(samples[0]) == 9
 
 
-def test_tokens_of_other_programs_announce_nothing():
+def test_only_tokens_of_publishers_announce_a_topic():
     at = "%a%b/sensor_msgs::msg::dds_::Image_/RIHS01_0/::"
     assert publisher_of(f"@ros2_lv/3/s/0/1/MP/%/%/n/{at}") == (
         "/a/b",
