@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from pathlib import Path
 
@@ -27,3 +28,17 @@ def test_every_mutation_applies() -> None:
             assert (ROOT / file).exists(), f"{where}: {file} is gone"
             wanted = name.rpartition("::")[2].partition("[")[0]
             assert f"def {wanted}(" in (ROOT / file).read_text() if wanted else True, test
+
+
+def test_every_word_that_selects_tests_of_a_mutation_occurs_in_them() -> None:
+    """A renamed test would otherwise leave a `-k` that selects no test."""
+    for mutation in yaml.safe_load((TESTS / "mutations.yaml").read_text()):
+        named, _, selection = mutation["tests"].partition(" -k ")
+        text = ""
+        for test in shlex.split(named):
+            path = ROOT / test.partition("::")[0]
+            helpers = [p for p in path.parent.glob("*.py") if not p.name.startswith("test_")]
+            for file in path.rglob("*.py") if path.is_dir() else [path, *helpers]:
+                text += file.name + file.read_text()
+        for word in set(re.findall(r"\w+", selection)) - {"and", "or", "not"}:
+            assert word in text, f"{mutation['file']}: -k {word} selects no test of {named}"
