@@ -138,12 +138,6 @@ def test_a_cut_log_sends_the_whole_images_before_the_cut(tmp_path, kind, share, 
     assert list(source.samples(stream[middle][1])) == stream[middle + 1 :]
 
 
-def test_a_ros_2_folder_without_metadata_is_read(tmp_path):
-    source = LOGS["sqlite"](tmp_path)
-    (tmp_path / "a" / "metadata.yaml").unlink()
-    assert [number_of(sample) for sample, _ in source.samples()] == list(range(60))
-
-
 def test_a_bag_ignores_hidden_files_in_its_folder(tmp_path):
     source = LOGS["sqlite"](tmp_path)
     stream = list(source.samples())

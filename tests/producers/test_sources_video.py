@@ -1,7 +1,6 @@
 """Video files: each chosen frame is sent exactly once, and damage is counted."""
 
 import gc
-import itertools
 import logging
 import os
 from pathlib import Path
@@ -131,19 +130,6 @@ def test_frames_have_the_requested_codec_and_size(tmp_path, codec, quality):
     assert [sample.codec for sample in samples] == [codec] * 4
     assert [number_of(sample) for sample in samples] == [0, 1, 2, 3]
     assert samples[0].shape == ((24, 32, 3) if codec == "raw" else None)
-
-
-def test_a_frame_is_turned_as_it_is_to_be_seen(tmp_path):
-    path = write_video(tmp_path / "a.mp4", 2)
-    plain = bytearray(path.read_bytes())
-    one, zero, minus = ((value << 16).to_bytes(4, "big", signed=True) for value in (1, 0, -1))
-    matrix = one + zero * 3 + one
-    turned = zero + one + zero + minus + zero  # by 90 degrees
-    at = plain.index(matrix, plain.index(b"tkhd"))
-    plain[at : at + 20] = turned
-    path.write_bytes(plain)
-    (first, _), _ = itertools.islice(VideoFiles(str(path), codec="raw").samples(), 2)
-    assert first.shape == (WIDTH, HEIGHT, 3)
 
 
 def test_frames_that_were_sent_are_freed_at_once(tmp_path):

@@ -295,7 +295,6 @@ def test_a_file_that_is_rewritten_before_its_turn_is_sent_at_its_new_time(tmp_pa
     add(tmp_path, "b.png", 50, seed=3)
     assert names(stream) == ["c.png", "b.png"]
     assert source.skipped.by_reason == {}
-    assert not source.skipped.by_reason["late"]
 
 
 def test_a_file_whose_mode_changes_before_its_turn_is_sent(tmp_path):
