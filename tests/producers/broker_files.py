@@ -13,7 +13,7 @@ from stream_ssl.wire import Data
 
 
 def image_files(count):
-    """So many different PNG files."""
+    """Return the given number of different PNG files."""
     files = []
     for number in range(count):
         file = io.BytesIO()
@@ -24,7 +24,7 @@ def image_files(count):
 
 
 def start_producing(running, *arguments):
-    """`stream-ssl produce` to a running receiver."""
+    """Start `stream-ssl produce` with a running receiver as its target."""
     command = ("produce", arguments[0], "--to", running.endpoint, "--name", "robot")
     return subprocess.Popen(
         [sys.executable, "-m", "stream_ssl.app.cli", *command, *arguments[1:]],
@@ -34,7 +34,7 @@ def start_producing(running, *arguments):
 
 
 def on_disk(running):
-    """All samples of the journal, in order."""
+    """Return all samples of the journal, in order."""
     reader, position, found = JournalReader(running.journal.path), 1, []
     while records := reader.read(position):
         for record in records:
@@ -45,7 +45,7 @@ def on_disk(running):
 
 
 def wait_for(running, count, process):
-    """Until the journal holds so many samples."""
+    """Wait until the journal holds the given number of samples."""
 
     def there():
         assert process.poll() is None, process.communicate()[1]

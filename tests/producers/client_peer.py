@@ -1,4 +1,4 @@
-"""A receiver that does what a test tells it to, over real TCP."""
+"""A receiver that a test controls, over real TCP."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ T = TypeVar("T")
 
 
 def image(value: int = 0, side: int = 4) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A grey square."""
+    """Return a grey square."""
     return np.full((side, side), value, np.uint8)
 
 
 def arrived(journal: list[Data]) -> list[str]:
-    """The ids of all samples, in their order."""
+    """Return the ids of all samples, in their order."""
     return [sample.id for data in journal for sample in data.samples()]
 
 
 class _Allowed:
-    """The allow-list, as pyzmq's authenticator asks it."""
+    """The allow-list that pyzmq's authenticator asks."""
 
     def __init__(self, keys: list[Keys]) -> None:
         self._keys = {key.public for key in keys}
@@ -51,7 +51,7 @@ class _Allowed:
 
 
 class Peer:
-    """A ROUTER on a port of its own choosing; used from one thread at a time."""
+    """A ROUTER socket on a free port, for one thread at a time."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Peer:
         self.open()
 
     def open(self) -> None:
-        """Binds, after a close at the same port as before."""
+        """Bind the socket, after a close to the same port as before."""
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.linger = 0
         self.socket.router_mandatory = True
@@ -94,22 +94,22 @@ class Peer:
         self.address = self.socket.last_endpoint.decode()
 
     def drop(self) -> None:
-        """Dies: the connection breaks, and nobody listens."""
+        """Close the socket: the connection breaks, and nobody listens."""
         self.socket.close(0)
 
     def restart(self) -> None:
-        """Dies and comes back at the same port, knowing nobody."""
+        """Close the socket and open a new one at the same port, which knows no producer."""
         self.drop()
         self.open()
 
     def hear(self, timeout: float = PATIENCE) -> Message:
-        """The next message."""
+        """Return the next message."""
         assert self.socket.poll(1000 * timeout), "the producer says nothing"
         self.who, *frames = self.socket.recv_multipart()
         return decode(frames)
 
     def expect(self, kind: type[T]) -> T:
-        """The next message, which must be of a kind; repeated HELLOs are passed over."""
+        """Return the next message, which must be of a kind. Repeated HELLOs are ignored."""
         message = self.hear()
         while isinstance(message, Hello) and kind is not Hello:
             message = self.hear()
@@ -117,7 +117,7 @@ class Peer:
         return message
 
     def quiet(self, seconds: float = 0.3) -> bool:
-        """Whether nothing but HELLO comes for a while."""
+        """Return whether no message except HELLO comes for a while."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if self.socket.poll(1000 * left) and not isinstance(self.hear(), Hello):
@@ -125,18 +125,18 @@ class Peer:
         return True
 
     def say(self, message: Message) -> None:
-        """Answers the last one heard."""
+        """Answer the sender of the last message."""
         self.socket.send_multipart([self.who, *encode(message)])
 
     def welcome(self, **fields: Any) -> Hello:
-        """Waits for HELLO and says WELCOME."""
+        """Wait for HELLO and answer with WELCOME."""
         hello = self.expect(Hello)
         self.say(welcome(**fields))
         return hello
 
     @contextmanager
     def serving(self, **fields: Any) -> Iterator[list[Data]]:
-        """Takes everything in, in another thread, and acknowledges it."""
+        """Receive and acknowledge all packets in another thread."""
         stop = threading.Event()
         failures: list[BaseException] = []
 
@@ -184,7 +184,7 @@ class Peer:
 
 
 def welcome(**fields: Any) -> Welcome:
-    """WELCOME of a receiver that grants much."""
+    """Return the WELCOME of a receiver that grants much credit."""
     return Welcome(
         **{
             "resume": 0,
@@ -201,7 +201,7 @@ def welcome(**fields: Any) -> Welcome:
 
 @contextmanager
 def background(what: Callable[[], T]) -> Iterator[Callable[[], T]]:
-    """Runs something in a thread; the value is a function that waits for its result."""
+    """Run a function in a thread, and yield a function that waits for its result."""
     box: list[Any] = []
 
     def run() -> None:

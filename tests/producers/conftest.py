@@ -24,7 +24,7 @@ def trust() -> Iterator[None]:
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    """A receiver that does what the test says."""
+    """A receiver that the test controls."""
     with Peer() as peer:
         yield peer
 

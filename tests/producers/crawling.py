@@ -27,7 +27,7 @@ async def here(_host, _port):
 
 
 def crawl_of(*lists, resolve=here, **settings):
-    """A crawl of lists of URLs; every host is on loopback."""
+    """Return a crawl of lists of URLs. Every host is on loopback."""
     settings = {"allow_networks": ["127.0.0.0/8"], "retries": 0} | settings
     source = Crawl([str(path) for path in lists], **settings)
     source.fetcher.backend.resolve = resolve
@@ -35,7 +35,7 @@ def crawl_of(*lists, resolve=here, **settings):
 
 
 def crawl(served, folder, urls, resolve=here, **settings):
-    """A crawl of URLs in which PORT is the web's."""
+    """Return a crawl of URLs, in which PORT stands for the web's port."""
     path = folder / "urls.txt"
     path.write_text("".join(f"{url}\n".replace("PORT", str(served.port)) for url in urls))
     return crawl_of(path, resolve=resolve, **settings)
@@ -50,7 +50,7 @@ def paths(samples):
 
 
 def gives_nothing(source):
-    """As of any source, a pass in which nothing can be read is an error."""
+    """Check that a pass without a readable sample is an error, as for every source."""
     with pytest.raises(SourceError, match="not one sample of a whole pass can be read"):
         next(source.samples())
 

@@ -1,4 +1,4 @@
-"""Checks that a stream goes on from its positions, and ends when it is stopped."""
+"""Checks that a stream resumes from its positions, and that `stop` ends the stream."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def check_goes_on(
     """Check that positions of a stream lead to the rest of it, and return the stream.
 
     Args:
-        build: returns the source anew.
+        build: returns a new source.
         every: samples from one checked position to the next; None: more for longer streams.
-        starts: positions among the first so many samples are checked.
+        starts: the number of first samples among which positions are checked.
         ahead: samples that are compared after each position.
     """
     stream = list(itertools.islice(build().samples(), starts + ahead))
@@ -47,7 +47,7 @@ def check_stop_ends(
     stream: Iterator[tuple[Sample, Position]] | None = None,
     waits: Callable[[], object] = lambda: True,
 ) -> None:
-    """Check that `stop` ends a source (or a stream of its samples), once it waits."""
+    """Check that `stop` ends a waiting source, or a waiting stream of its samples."""
     ended = threading.Thread(target=list, args=(stream or source.samples(),))
     ended.start()
     until(waits)
@@ -57,7 +57,7 @@ def check_stop_ends(
 
 
 def said(sample: Sample) -> tuple:
-    """All of a sample but its time: a replay takes place later."""
+    """Return all fields of a sample except its time, because a replay takes place later."""
     meta = tuple(sorted((sample.meta or {}).items()))
     shape = sample.shape
     return sample.id, sample.source, sample.label, sample.codec, shape, bytes(sample.data), meta

@@ -1,4 +1,4 @@
-"""MCAP files and their parts, written byte by byte, and what sources send of them."""
+"""MCAP files and their parts, written byte by byte, and the numbers that sources send."""
 
 import bz2
 import struct
@@ -23,7 +23,7 @@ def cdr(number, **more):
 
 
 def write_plain(path, count=9, **options):
-    """MCAP with one channel of raw images, by the format's own writer."""
+    """Write MCAP with one channel of raw images, by the format's own writer."""
     with path.open("wb") as file:
         writer = McapWriter(file, **({"chunk_size": 20_000} | options))
         writer.start("ros2")
@@ -40,7 +40,7 @@ def sent(source):
 
 
 def salvaged(source, tell=number_of):
-    """What a source sends, which may be nothing."""
+    """Return what a source sends. A source that sends nothing raises no error here."""
     try:
         return [tell(sample) for sample, _ in source.samples()]
     except ValueError as error:

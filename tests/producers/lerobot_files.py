@@ -22,7 +22,7 @@ V3_VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4
 
 
 def write_lerobot(root: Path, version: str, films: bool = True) -> Path:
-    """Three episodes of two cameras; v2.0 and v2.1 have a film of each, v3.0 one of all of them.
+    """Write three episodes of two cameras: in v2.0 and v2.1 a film of each, in v3.0 one of all.
 
     Without films the images lie in the tables, as PNG files.
     """
@@ -58,7 +58,7 @@ def write_lerobot(root: Path, version: str, films: bool = True) -> Path:
 
 
 def png(number: int) -> bytes:
-    """A picture that tells its number."""
+    """Return a PNG picture of a number."""
     file = io.BytesIO()
     Image.fromarray(numbered(number)).save(file, "png")
     return file.getvalue()
@@ -119,6 +119,6 @@ def write_v3(root: Path, data: list[list[dict[str, Any]]], films: bool) -> None:
             row[f"videos/{camera}/to_timestamp"] = sum(LENGTHS[: n + 1]) / RATE
         episodes.append(row)
     table(root / "meta/episodes/chunk-000/file-000.parquet", episodes)
-    # As pandas writes it: the sentences are the index.
+    # pandas writes the sentences as the index.
     columns = {"task_index": [0, 1], "__index_level_0__": list(TASKS)}
     parquet.write_table(pa.table(columns), root / "meta" / "tasks.parquet")

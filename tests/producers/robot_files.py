@@ -1,4 +1,4 @@
-"""Robots' logs as the formats' own libraries write them, whose images tell their number."""
+"""Robots' logs from the formats' own libraries. Each image shows its number."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def header(types: Any, stamp: int) -> Any:
 
 
 def image(types: Any, pixel_HWC: np.ndarray, encoding: str, stamp: int, **more: Any) -> Any:
-    """A sensor_msgs/Image; its data are the array's bytes."""
+    """Return a sensor_msgs/Image with the array's bytes."""
     height, width = pixel_HWC.shape[:2]
     facts = {"is_bigendian": 0, "step": pixel_HWC.nbytes // height} | more
     data = np.frombuffer(pixel_HWC.tobytes(), np.uint8)
@@ -47,7 +47,7 @@ def compressed(types: Any, data: bytes, kind: str, stamp: int) -> Any:
 
 
 def drive(types: Any, count: int) -> list[Entry]:
-    """Raw and compressed images and texts in turn; two messages share each log time."""
+    """Return raw images, compressed images and texts in turn. Two messages share each log time."""
     entries: list[Entry] = []
     for number in range(count):
         log_time = BEGAN + number // 2 * SECOND // 10
@@ -78,7 +78,7 @@ def write_mcap(path: Path, entries: Iterable[Entry], **settings: Any) -> Path:
 
 
 def write_bag(path: Path, entries: Iterable[Entry], **compression: Any) -> Path:
-    """ROS 1."""
+    """Write a bag of ROS 1."""
     bag = Ros1Bag(path)
     bag.chunk_threshold = 20_000
     if compression:
@@ -93,7 +93,7 @@ def write_bag(path: Path, entries: Iterable[Entry], **compression: Any) -> Path:
 
 
 def write_bag2(path: Path, entries: Iterable[Entry], mcap: bool = False) -> Path:
-    """ROS 2: a folder."""
+    """Write a bag of ROS 2, which is a folder."""
     plugin = StoragePlugin.MCAP if mcap else StoragePlugin.SQLITE3
     with Ros2Bag(path, version=9, storage_plugin=plugin) as bag:
         connections: dict[str, Any] = {}
@@ -105,7 +105,7 @@ def write_bag2(path: Path, entries: Iterable[Entry], mcap: bool = False) -> Path
 
 
 def foxglove() -> dict[str, type]:
-    """foxglove.CompressedImage and foxglove.RawImage, as their schemas say."""
+    """Return the types foxglove.CompressedImage and foxglove.RawImage, by their schemas."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="images.proto", package="foxglove", syntax="proto3"
@@ -145,7 +145,7 @@ def foxglove() -> dict[str, type]:
 
 
 def write_foxglove(path: Path) -> Path:
-    """Number 3 compressed as WebP, number 5 raw, stamped 1 and 2 s after the log began."""
+    """Write number 3 as WebP and number 5 as raw, stamped 1 and 2 s after the log's begin."""
     types = foxglove()
     webp = types["CompressedImage"](data=encoded(numbered(3), "WEBP"), format="webp")
     pixel_HWC = numbered(5)

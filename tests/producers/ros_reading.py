@@ -27,7 +27,7 @@ def jpeg(number, stamp=BEGAN):
 
 @contextmanager
 def reading(source):
-    """Collect samples in a thread, which the end of the block stops."""
+    """Collect samples in a thread until the end of the block."""
     samples, failed = [], []
 
     def read():

@@ -20,5 +20,5 @@ def pixels_of(sample):
 
 
 def sigmas(share, law, count):
-    """The distance of a share of so many draws from its law, in standard errors."""
+    """Return the distance of a share of draws from its law, in standard errors."""
     return abs(share - law) / np.sqrt(law * (1 - law) / count)

@@ -31,7 +31,7 @@ def write_idx(raw: Path, stem: str, images: np.ndarray, labels: np.ndarray, pack
 
 
 def named(sample: Sample) -> str:
-    """An id without the digest of the content."""
+    """Return a sample's id without the digest of the content."""
     name, _, digest = sample.id.rpartition("#")
     assert len(digest) == 16
     return name
@@ -64,7 +64,7 @@ def write_images(folder: Path, count: int, kind: str = "PNG", seed: int = 0) -> 
 
 
 def age(path: Path, seconds: float) -> None:
-    """Dates a file so many seconds after the epoch."""
+    """Set the time of a file, in seconds after the epoch."""
     os.utime(path, ns=(int(seconds * 1e9), int(seconds * 1e9)))
 
 

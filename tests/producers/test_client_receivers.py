@@ -50,7 +50,7 @@ class Fleet:
             producer.send(image(side=4), f"{producer.name}-{number}", position=number)
 
 
-def test_no_sample_is_lost_or_repeated_when_receivers_die_join_and_leave(tmp_path: Path) -> None:
+def test_receivers_that_die_join_and_leave_lose_and_repeat_no_sample(tmp_path: Path) -> None:
     """The others continue; no acknowledged sample is lost, and none is counted twice."""
     fleet, folders = Fleet(), [tmp_path / str(number) for number in range(4)]
     with ExitStack() as stack:

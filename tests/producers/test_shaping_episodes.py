@@ -86,7 +86,7 @@ def test_a_crop_is_resized_by_interpolation():
     assert np.array_equal(crop_resized(image, 0.0, 0.0, 1.0), image)
 
 
-def test_a_still_video_without_noise_is_the_image():
+def test_a_video_without_motion_and_noise_repeats_the_image():
     source = small(count=5)
     for sample, image in zip(
         draw(Video(source, frames=3, zoom=0.0, noise=0)),

@@ -34,7 +34,7 @@ class Told:
         self.heard.append(position)
 
 
-def test_a_source_learns_the_last_position_before_which_all_samples_are_safe():
+def test_a_source_learns_the_last_position_up_to_which_all_samples_are_safe():
     for order in itertools.permutations(range(4)):
         source, safe = Told(), set()
         deliveries = Deliveries(source)

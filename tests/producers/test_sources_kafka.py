@@ -96,7 +96,7 @@ def test_a_source_without_a_broker_ends_after_idle_seconds_with_a_short_log(conf
     assert len([line for line in lines if "FAIL" in line]) == 1
 
 
-def test_an_idle_time_of_0_names_the_value_for_no_limit():
+def test_the_refusal_of_an_idle_time_of_0_names_the_value_for_no_limit():
     with pytest.raises(ValueError, match="idle_seconds 0: must be above 0, or null for ever"):
         Kafka("frames", "robots", idle_seconds=0)
 
@@ -233,7 +233,7 @@ def test_positions_of_a_recreated_topic_or_another_source_are_refused(config):
 
 
 @pytest.mark.servers  # the mock cluster's groups take seconds
-def test_a_killed_produce_of_kafka_loses_and_repeats_no_message(tmp_path, config):
+def test_a_killed_produce_command_of_kafka_loses_and_repeats_no_message(tmp_path, config):
     images = image_files(400)
     with cluster() as (publisher, address), Running(tmp_path) as running:
         for number in range(0, 400, 40):

@@ -260,7 +260,7 @@ def test_a_second_client_of_one_consumer_gets_an_error(tmp_path, monkeypatch):
                 next(stream)
 
 
-def test_a_killed_produce_of_nats_loses_and_repeats_no_message(tmp_path):
+def test_a_killed_produce_command_of_nats_loses_and_repeats_no_message(tmp_path):
     images = image_files(400)
     with server(tmp_path) as running, Running(tmp_path) as receiver:
         running.publish([*images[:200], b"no image", *images[200:]])

@@ -201,7 +201,7 @@ def test_a_parquet_file_is_recognised_by_its_first_bytes(name: str, tmp_path: Pa
     assert url_lists.count_rows(tmp_path / name) == 2
 
 
-def test_json_lines_may_be_named_json(tmp_path: Path) -> None:
+def test_a_file_of_json_lines_may_have_the_suffix_json(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(LINES[".jsonl"])
     assert list(read_rows(path, "url")) == ROWS

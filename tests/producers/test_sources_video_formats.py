@@ -495,7 +495,7 @@ def test_a_wrong_call_of_a_library_is_not_counted_as_damage(tmp_path, monkeypatc
             read()
 
 
-def test_only_wrong_calls_and_missing_modules_count_as_own_faults():
+def test_a_missing_module_is_an_own_fault_and_an_error_within_a_library_is_not():
     with pytest.raises(AttributeError) as within:
         Image.fromarray(None)
     assert not own_fault(within.value)

@@ -1,4 +1,4 @@
-"""Small videos whose frames tell their own number, in what FFmpeg writes."""
+"""Small videos that FFmpeg writes. Each frame shows its number."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BITS = 8
 
 
 def numbered(number: int) -> np.ndarray:
-    """A picture [48, 64, 3] with the number in stripes, white for 1, bit 0 at the left."""
+    """Return a picture [48, 64, 3] of a number in stripes: white for 1, bit 0 at the left."""
     bits = np.array([(number >> bit) & 1 for bit in range(BITS)], np.uint8) * 200 + 20
     image_HWC = np.repeat(np.tile(bits, (HEIGHT, 1)), WIDTH // BITS, axis=1)[..., None]
     return np.repeat(image_HWC, 3, axis=2)
 
 
 def number_of(sample: Sample) -> int:
-    """The number in a sample's picture, whatever it is encoded as."""
+    """Return the number in a sample's picture of any encoding."""
     if sample.codec == "raw":
         image_HWC = np.frombuffer(sample.data, np.uint8).reshape(sample.shape)
     else:
@@ -44,7 +44,7 @@ def write_video(
     dated: bool | str = True,
     **settings: Any,
 ) -> Path:
-    """Frames 0, 1, ... at 25 a second; H.264 with B frames unless asked otherwise.
+    """Write frames 0, 1, ... at 25 a second, as H.264 with B frames by default.
 
     The times in the stream begin at `begin` seconds, and only a `dated` file has a creation time.
     """

@@ -1,4 +1,4 @@
-"""Hosts of a small web on loopback: some serve, some lie, some are hostile."""
+"""A small web on loopback, whose hosts answer as a test wants."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Answer = Callable[["Request"], Awaitable[None]]
 
 
 class Request:
-    """A request, and how to answer it."""
+    """A request that can be answered."""
 
     def __init__(self, host: str, path: str, headers: dict[str, str], writer: Any) -> None:
         self.host, self.path, self.headers, self.writer = host, path, headers, writer
 
     async def send(self, body: bytes = b"", status: int = 200, **headers: str) -> None:
-        """A whole response; `_` in names stands for `-`."""
+        """Send a whole response. An underscore in a header's name stands for a hyphen."""
         lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body)}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         await self.raw("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
@@ -29,7 +29,7 @@ class Request:
 
 
 class Web:
-    """Answers by path; `answers["*"]` is for the rest, and by "HOST/PATH" for one host alone."""
+    """A server with answers by path, by "HOST/PATH", and `answers["*"]` for all other requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
@@ -62,7 +62,7 @@ class Web:
 
 @contextmanager
 def web() -> Iterator[Web]:
-    """The web, in a thread; without robots.txt unless there is an answer for it."""
+    """Run the web in a thread. robots.txt is missing unless the test gives an answer."""
     served, loop = Web(), asyncio.new_event_loop()
 
     async def missing(request: Request) -> None:
