@@ -85,7 +85,7 @@ def test_the_connect_error_says_that_the_receiver_speaks_plain_text() -> None:
 
 
 def test_a_producer_refuses_greenlets_in_place_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)  # as gevent's monkey does
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)  # like gevent
     with pytest.raises(ProducerError, match=r"greenlets.*patch_all\(thread=False\)"):
         Producer("tcp://127.0.0.1:1", name="a")
 
@@ -258,7 +258,7 @@ producer, image = Producer("tcp://127.0.0.1:1", name="a"), np.zeros((4, 4), np.u
 def status_of(call):
     taken, forked = threading.Event(), threading.Event()
 
-    def hold():  # as the producer's own thread may at that moment
+    def hold():  # the producer's own thread may hold this lock, too
         with producer._io.lock:
             taken.set()
             forked.wait()

@@ -177,7 +177,7 @@ def test_callbacks_and_futures_report_the_outcome_of_each_sample(peer: Peer) -> 
 
 def test_a_copied_delivery_error_keeps_its_text_and_its_delivery() -> None:
     error = DeliveryError("sample 'x' was dropped", Delivery("x", "dropped", "why"))
-    came = copy.copy(error)  # by the same method as pickle, with which a pool passes errors on
+    came = copy.copy(error)  # copy uses the method of pickle, which sends errors between processes
     assert (type(came), str(came), came.delivery) == (DeliveryError, str(error), error.delivery)
 
 

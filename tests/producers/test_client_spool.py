@@ -59,7 +59,7 @@ def test_a_mark_discards_earlier_samples_although_its_own_are_torn_off(
     spool: Spool,
 ) -> None:
     spool.append([packet("1", "2")], 0, None)
-    spool.mark(5, [(2, 3)])  # of three samples that a power cut has taken
+    spool.mark(5, [(2, 3)])  # a power cut has removed these three samples
     again = reopen(spool)
     assert ids(again) == []
     again.close()

@@ -73,7 +73,7 @@ def test_a_clock_that_stepped_back_does_not_stop_a_robot(
     future = time.time_ns() + 10**18
     with monkeypatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: future)
-        before = Producer(address, "robot")  # whose connection the receiver still believes in
+        before = Producer(address, "robot")  # the receiver still believes in this connection
     before.connect()
     with Producer(address, "robot", linger=0.01) as after:
         with pytest.raises(CannotConnectError, match="named 'robot' is connected"):

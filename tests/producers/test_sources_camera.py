@@ -274,7 +274,7 @@ def test_frames_without_times_are_dated_when_they_arrive():
 
     with http_camera(serve) as (_, url):
         samples = taken(Camera(url, waiting=100), 45)
-    assert samples[44].time - samples[34].time > 0.9  # by 25 frames a second: 0.4
+    assert samples[44].time - samples[34].time > 0.9  # at 25 frames a second it would be 0.4
 
 
 def test_stop_ends_a_source_whose_camera_is_silent():
@@ -548,10 +548,10 @@ def test_segments_of_hls_that_restart_their_packet_counters_lose_no_frame(tmp_pa
 
 def test_capture_times_follow_a_camera_whose_clock_drifts_or_is_set():
     clock = CaptureClock()
-    for second in range(10_000):  # it loses a thousandth: 10 s in all
+    for second in range(10_000):  # the clock loses a thousandth: 10 s in all
         now = 5000.0 + second
         assert abs(clock.capture_time(second * 0.999, now) - now) < 0.2
-    assert clock.capture_time(3.0, 20_000.0) == 20_000.0  # it begins anew
+    assert clock.capture_time(3.0, 20_000.0) == 20_000.0  # the camera's clock begins anew
     assert clock.capture_time(3.04, 20_000.06) == pytest.approx(20_000.04)
 
 
@@ -573,5 +573,5 @@ def test_capture_times_follow_a_clock_that_is_slow_or_stopped_for_a_while():
     assert clock.capture_time(0.0, 1000.0) == 1000.0
     assert clock.capture_time(0.1, 4600.0) == 4600.0  # this machine's clock was set
     for n in range(450):
-        time = clock.capture_time(0.2 + n / 10, 4610 + n / 10)  # it stood still for ten seconds
+        time = clock.capture_time(0.2 + n / 10, 4610 + n / 10)  # a stop of ten seconds
     assert time == pytest.approx(4610 + n / 10)

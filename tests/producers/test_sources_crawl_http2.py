@@ -95,7 +95,7 @@ async def ended():
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
-    for _ in range(50):  # for them to close
+    for _ in range(50):  # until the transports are closed
         await asyncio.sleep(0.001)
 
 

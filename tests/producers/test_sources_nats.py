@@ -207,7 +207,8 @@ def test_a_pause_beyond_ack_wait_repeats_no_message_and_close_returns_waiting_on
         source.acknowledged(sent[-1][1])
         until(lambda: len(source._ready) >= READY)
         source.close()
-        assert not source._pulling.cancelled()  # it ended by itself, although nobody made room
+        # The task ended by itself, although nobody made room.
+        assert not source._pulling.cancelled()
         with closing(running.source()) as source:
             stream = source.samples(sent[-1][1])
             sent += [next(stream) for _ in images[20:]]

@@ -142,7 +142,7 @@ def test_a_bag_ignores_hidden_files_in_its_folder(tmp_path):
     source = LOGS["sqlite"](tmp_path)
     stream = list(source.samples())
     (bag,) = (tmp_path / "a").glob("*.db3")
-    for name in (f"._{bag.name}", ".DS_Store"):  # of macOS
+    for name in (f"._{bag.name}", ".DS_Store"):  # macOS writes these files
         (bag.parent / name).write_bytes(b"attributes")
     assert list(source.samples(stream[9][1])) == stream[10:]
     assert source.skipped.by_reason == {}
