@@ -50,7 +50,7 @@ def test_stretches_and_drives_alternate_with_geometric_lengths():
     runs = [(key, len(list(run))) for key, run in itertools.groupby(standing.tolist())][:-1]
     for key, mean in ((True, 12.0), (False, 4.0)):
         lengths = np.array([length for kind, length in runs if kind == key])
-        # Geometric from 1 on: the variance is mean (mean - 1).
+        # Lengths are geometric from 1 on, so the variance is mean (mean - 1).
         assert abs(lengths.mean() - mean) < 4.5 * math.sqrt(mean * (mean - 1) / len(lengths))
         ones = np.mean(lengths == 1)
         assert abs(ones - 1 / mean) < 4.5 * math.sqrt((1 - 1 / mean) / mean / len(lengths))
@@ -67,7 +67,7 @@ def test_each_round_visits_every_scene_once_in_a_new_order():
     assert (np.sort(rounds, axis=1) == np.arange(5)).all()
     assert len({tuple(order) for order in rounds.tolist()}) > 30  # a new order in each
     count = np.bincount([scene for scene in scenes if scene >= 0], minlength=5)
-    # Equal use: each scene has as many stretches, of geometric lengths.
+    # Each scene has equally many stretches, of geometric lengths.
     error = math.sqrt(len(rounds) * 6 * 5)
     assert (np.abs(count - count.mean()) < 4.5 * error).all()
     assert error < count.mean() / 10
@@ -90,7 +90,7 @@ def test_scenes_repeat_the_first_images_and_drives_send_each_other_image_once():
 
 
 def test_a_parked_frame_differs_from_its_scene_within_the_given_bounds():
-    # One level a pixel to the right: a move changes a pixel by as many levels, at an edge by less.
+    # Levels rise by one a pixel, so a move by n pixels changes levels by n, and less at an edge.
     ramp = np.repeat(np.arange(100, 132, dtype=np.uint8)[None, :, None], 32, axis=0)
     rng = np.random.default_rng(0)
     moves, changes, noises = set(), [], []

@@ -101,7 +101,7 @@ def test_the_source_of_the_page_counts_an_empty_row_and_continues(
 def test_the_source_of_the_page_runs_by_path_and_by_name_and_resumes(tmp_path: Path) -> None:
     site, file = package(tmp_path / "site"), tmp_path / "frames.db"
     insert(file, *range(6))
-    settings = {key: value for key, value in TINY.items() if key != "access"}  # so with keys
+    settings = {key: value for key, value in TINY.items() if key != "access"}  # requires keys
     with processes(tmp_path / "run", settings) as run:
         run.role("receiver")
         run.environment = {**os.environ, "PYTHONPATH": str(site)}
