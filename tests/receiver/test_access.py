@@ -29,7 +29,7 @@ def running(tmp_path, listed):
         yield running
 
 
-def test_a_key_on_the_list_gets_in_under_its_name_and_names_below(running):
+def test_a_listed_key_may_send_under_its_name_and_the_names_below(running):
     with Peer(running.endpoint, ROBOT, SERVER) as peer:
         for name in ("robot", "robot/left", "robot/left/2"):
             peer.hello(name)
@@ -39,7 +39,7 @@ def test_a_key_on_the_list_gets_in_under_its_name_and_names_below(running):
     assert [name for name, _ in running.journalled()] == ["robot", "robot/left", "robot/left/2"]
 
 
-def test_the_names_of_one_key_take_none_from_another(tmp_path, listed):
+def test_one_key_cannot_use_up_the_names_of_another_key(tmp_path, listed):
     with (
         Running(tmp_path, access=Access(SERVER, listed), max_names=2) as running,
         Peer(running.endpoint, MALLORY, SERVER) as greedy,
@@ -54,7 +54,7 @@ def test_the_names_of_one_key_take_none_from_another(tmp_path, listed):
         assert running.last.producers <= 4
 
 
-def test_a_key_may_not_speak_for_others(running):
+def test_a_key_may_not_send_under_the_name_of_another(running):
     names = ("mallory", "robot2", "robo", "mallory/robot", "/robot")
     with Peer(running.endpoint, ROBOT, SERVER) as peer:
         for name in names:
@@ -87,7 +87,7 @@ def test_the_receiver_denies_peers_without_a_listed_key_or_the_right_server_key(
     assert f"connection denied: 127.0.0.1 with the public key {unknown.public}: " in caplog.text
 
 
-def test_keys_at_a_plain_receiver_are_counted_apart(tmp_path):
+def test_a_plain_receiver_counts_clients_with_keys_under_their_own_reason(tmp_path):
     # A real client may find the mismatch first and hang up before it has named its mechanism.
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
     with Running(tmp_path) as running:
@@ -98,7 +98,7 @@ def test_keys_at_a_plain_receiver_are_counted_apart(tmp_path):
         assert "no-key" not in running.counted("refused")
 
 
-def test_a_revoked_key_is_refused_on_its_living_connection(running, listed, caplog):
+def test_a_receiver_refuses_a_revoked_key_on_its_open_connection(running, listed, caplog):
     with Peer(running.endpoint, ROBOT, SERVER) as peer:
         peer.hello()
         peer.say(packet(1))
@@ -119,7 +119,7 @@ def test_a_revoked_key_is_refused_on_its_living_connection(running, listed, capl
         assert again.silent(0.5)
 
 
-def test_a_key_that_replaces_another_takes_effect_both_ways(running, listed):
+def test_the_new_key_of_a_name_is_accepted_and_the_old_key_is_refused(running, listed):
     fresh = Keys.generate("robot")
     with Peer(running.endpoint, ROBOT, SERVER) as old:
         old.hello()
@@ -133,7 +133,7 @@ def test_a_key_that_replaces_another_takes_effect_both_ways(running, listed):
             new.acked(1)
 
 
-def test_a_key_that_is_listed_under_another_name_speaks_for_that_alone(running, listed):
+def test_a_key_that_moves_to_another_name_may_send_under_that_name_only(running, listed):
     """This also holds on the connection on which the key sent for the earlier name."""
     with Peer(running.endpoint, ROBOT, SERVER) as peer:
         peer.hello()
@@ -150,7 +150,7 @@ def test_a_key_that_is_listed_under_another_name_speaks_for_that_alone(running, 
 
 
 @pytest.mark.parametrize("harm", ["edited", "deleted"])
-def test_a_list_is_broken_until_it_can_be_read_again(running, listed, harm):
+def test_a_record_reports_a_broken_list_until_the_list_is_readable_again(running, listed, harm):
     good, allowed = listed.read_text(), running.receiver._access.allow
     assert not running.receiver._record().allow_list_broken
     listed.write_text('{"*": "') if harm == "edited" else listed.unlink()
@@ -161,7 +161,7 @@ def test_a_list_is_broken_until_it_can_be_read_again(running, listed, harm):
     assert not running.receiver._record().allow_list_broken
 
 
-def test_a_broken_list_leaves_the_one_before_in_force(running, listed):
+def test_a_broken_list_leaves_the_earlier_list_in_force(running, listed):
     listed.write_text('{"robot": "not a key"}')
     until(
         lambda: (
@@ -174,7 +174,7 @@ def test_a_broken_list_leaves_the_one_before_in_force(running, listed):
         peer.acked(1)
 
 
-def test_a_stolen_routing_id_gets_nothing_in_and_cuts_nobody_off(running, monkeypatch):
+def test_a_stolen_routing_id_delivers_no_packet_and_cuts_no_client_off(running, monkeypatch):
     monkeypatch.setattr(backlogs, "_SILENT_SECONDS", 1.0)
     with (
         Peer(running.endpoint, ROBOT, SERVER, route=b"robot-1") as victim,
@@ -199,7 +199,7 @@ def test_a_stolen_routing_id_gets_nothing_in_and_cuts_nobody_off(running, monkey
     assert running.total("samples") == 6
 
 
-def test_a_left_routing_id_is_worth_nothing_to_another_key(running):
+def test_another_key_cannot_use_the_routing_id_of_a_closed_connection(running):
     with Peer(running.endpoint, ROBOT, SERVER, route=b"robot-1") as victim:
         victim.hello("robot")
     with Peer(running.endpoint, MALLORY, SERVER, route=b"robot-1") as thief:
@@ -211,7 +211,7 @@ def test_a_left_routing_id_is_worth_nothing_to_another_key(running):
     assert running.journalled() == []
 
 
-def test_replayed_packets_of_another_key_are_not_taken(running):
+def test_a_copied_packet_is_journalled_under_the_name_of_its_own_sender(running):
     with (
         Peer(running.endpoint, ROBOT, SERVER) as robot,
         Peer(running.endpoint, MALLORY, SERVER) as mallory,
@@ -225,7 +225,7 @@ def test_replayed_packets_of_another_key_are_not_taken(running):
         assert sorted(running.journalled()) == [("mallory", 1), ("robot", 1)]
 
 
-def test_a_check_that_raises_denies_and_later_ones_go_on(running, monkeypatch):
+def test_a_check_that_raises_denies_the_client_and_later_checks_work(running, monkeypatch):
     access = running.receiver._access
     with monkeypatch.context() as patched:
         patched.setattr(access.allow, "name_of", lambda _: 1 / 0)
@@ -273,6 +273,6 @@ def test_the_socket_enforces_curve_in_our_zap_domain(running):
     assert socket.getsockopt(zmq.ZAP_DOMAIN).rstrip(b"\0") == b"stream-ssl"
 
 
-def test_a_receiver_needs_its_secret(listed):
+def test_a_receiver_needs_its_secret_key(listed):
     with pytest.raises(ValueError, match="secret half"):
         Access(Keys(SERVER.name, SERVER.public), listed)

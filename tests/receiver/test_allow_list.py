@@ -25,8 +25,8 @@ def listed(tmp_path):
     return allow(tmp_path / "allow.json", robot=ROBOT, mallory=MALLORY)
 
 
-def test_a_list_that_could_not_be_opened_is_read_at_the_next_look(listed, monkeypatch):
-    """Else a key that was revoked in that moment would stay in force for good."""
+def test_the_next_reload_reads_a_list_that_could_not_be_opened(listed, monkeypatch):
+    """Otherwise, a key that was revoked at that moment would stay in force."""
     monkeypatch.setattr(allow_list, "_RELOAD_SECONDS", 0.0)
     monkeypatch.setattr(allow_list, "_SETTLED_SECONDS", 0.0)
     names = AllowList(listed)
@@ -43,7 +43,7 @@ def test_a_list_that_could_not_be_opened_is_read_at_the_next_look(listed, monkey
     assert names.name_of(ROBOT.public) is None
 
 
-def test_two_changes_at_one_time_of_the_file_system_are_both_seen(listed, monkeypatch, caplog):
+def test_a_reload_sees_a_second_change_that_has_the_same_file_time(listed, monkeypatch, caplog):
     """Some file systems keep times in whole seconds. A revoked key would stay in force."""
     monkeypatch.setattr(allow_list, "_RELOAD_SECONDS", 0.0)
     monkeypatch.setattr(allow_list, "_SETTLED_SECONDS", 3600.0)
@@ -78,7 +78,7 @@ def test_a_bad_list_is_refused_at_the_start(tmp_path):
             AllowList(path)
 
 
-def test_a_list_that_this_user_may_not_read_is_named(listed, monkeypatch):
+def test_the_error_names_a_list_that_this_user_may_not_read(listed, monkeypatch):
     def denied(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -98,7 +98,7 @@ def test_entering_a_key_keeps_the_other_keys_of_the_list(tmp_path):
     assert AllowList(path).name_of(ROBOT.public) == "robot"
 
 
-def test_a_revoked_key_leaves_a_valid_list_even_if_it_is_the_last(tmp_path):
+def test_revoking_the_last_key_leaves_a_valid_list(tmp_path):
     path = tmp_path / "allow.json"
     for name, keys in (("robot", ROBOT), ("mallory", MALLORY)):
         AllowList.enter(path, name, keys.public)
@@ -135,8 +135,8 @@ def test_the_keys_command_revokes_a_key_or_names_the_error(tmp_path, capsys, mon
     ]
 
 
-def test_entering_keeps_the_mode_and_a_link(tmp_path):
-    """Else a receiver of another user can no longer read the list, or reads another file."""
+def test_entering_a_key_keeps_the_mode_of_the_list_and_its_link(tmp_path):
+    """Otherwise, a receiver of another user cannot read the list, or reads another file."""
     path, link = tmp_path / "allow.json", tmp_path / "link.json"
     AllowList.enter(path, "robot", ROBOT.public)
     path.chmod(0o640)
@@ -152,10 +152,8 @@ def test_entering_keeps_the_mode_and_a_link(tmp_path):
 
 
 @table("reason", [errno.EPERM, errno.EINVAL])
-def test_entering_keeps_the_group_without_the_right_to_keep_the_owner(
-    tmp_path, monkeypatch, reason
-):
-    """As for a member of the receiver's group, and in a container that lacks the owner's id."""
+def test_entering_a_key_keeps_the_group_if_the_owner_cannot_be_kept(tmp_path, monkeypatch, reason):
+    """A member of the receiver's group, or a container without the owner's id, cannot set it."""
     path, groups = tmp_path / "allow.json", []
     AllowList.enter(path, "robot", ROBOT.public)
 
@@ -170,8 +168,8 @@ def test_entering_keeps_the_group_without_the_right_to_keep_the_owner(
     assert AllowList(path).name_of(MALLORY.public) == "mallory"
 
 
-def test_keys_that_are_entered_at_the_same_time_are_all_there(tmp_path):
-    """As a script does that makes the keys of many robots at once."""
+def test_keys_that_are_entered_at_the_same_time_are_all_listed(tmp_path):
+    """A script may make the keys of many robots at once."""
     path, start = tmp_path / "allow.json", threading.Barrier(8)
 
     def enter(name):

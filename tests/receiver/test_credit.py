@@ -29,7 +29,7 @@ SMALL = {"max_packet": 64 * KIB, "credit": 256 * KIB, "total_credit": 256 * KIB}
 
 @dataclass
 class Holder:
-    """What of a Session decides on its credit."""
+    """The fields of a Session that determine its credit."""
 
     credit: int = 0
     credit_changed: float = 0.0
@@ -66,7 +66,7 @@ def give(holders, grants, now):
     ),
     scarce=st.booleans(),
 )
-def test_grants_fit_all_bounds(max_packet, more, most, room, holders, scarce):
+def test_grants_stay_within_all_bounds(max_packet, more, most, room, holders, scarce):
     policy = CreditPolicy(max_packet + more, max_packet + more + most, max_packet)
     grants = policy.plan(holders, max(0, room), 9.0, scarce)
     assert len(grants) == len(holders)
@@ -77,14 +77,14 @@ def test_grants_fit_all_bounds(max_packet, more, most, room, holders, scarce):
         assert any(grants)
 
 
-def test_the_budget_is_shared_evenly():
+def test_producers_share_the_budget_evenly():
     policy = CreditPolicy(each=16, total=40, max_packet=4)
     assert policy.plan([Holder()] * 2, 1000, 0.0) == [16, 16]
     assert policy.plan([Holder()] * 5, 1000, 0.0) == [8] * 5
     assert policy.plan([Holder()] * 5, 20, 0.0) == [4] * 5
 
 
-def test_too_many_producers_take_turns_of_equal_length():
+def test_more_producers_than_the_credit_allows_take_turns_of_equal_length():
     policy = CreditPolicy(each=4, total=12, max_packet=4)
     holders = [Holder() for _ in range(10)]
     turns, steps = [0] * 10, 10_000
@@ -142,7 +142,7 @@ def test_a_producer_that_sends_nothing_passes_its_turn_on_sooner():
         assert policy.plan(pair, 1000, now) == [0, 4]
 
 
-def test_a_policy_that_makes_no_sense_is_refused():
+def test_a_policy_with_contradictory_limits_is_refused():
     for each, total, max_packet, says in (
         (4, 8, 5, r"credit 4: must be from max_packet \(5\) to total_credit \(8\)"),
         (8, 4, 2, r"credit 8: must be from max_packet \(2\) to total_credit \(4\)"),
@@ -153,7 +153,7 @@ def test_a_policy_that_makes_no_sense_is_refused():
             CreditPolicy(each, total, max_packet)
 
 
-def test_credit_stops_while_the_learner_lags_and_comes_back_unasked(tmp_path):
+def test_credit_stops_while_the_learner_lags_and_then_returns(tmp_path):
     size = packet(1).size
     with (
         Running(tmp_path, max_lag_bytes=64 * KIB, **SMALL) as running,
@@ -219,7 +219,7 @@ def test_credit_stops_before_the_journal_is_full_and_comes_back_after_a_checkpoi
         until(lambda: running.journal.room > MIB)  # it is trimmed in turns
 
 
-def test_credit_stops_while_a_checkpoint_fits_on_the_disk(tmp_path, monkeypatch, caplog):
+def test_credit_stops_while_the_disk_still_has_room_for_a_checkpoint(tmp_path, monkeypatch, caplog):
     """The disk ends before the journal's budget does."""
     reserve, free = 8 * MIB, [11 * MIB]
     journal = tmp_path / "journal"
@@ -257,7 +257,7 @@ def test_the_receiver_reports_a_journal_folder_that_was_moved(tmp_path):
         until(lambda: not running.last.journal_away)
 
 
-def test_a_failed_write_of_the_journal_is_the_reason_for_no_credit(tmp_path, monkeypatch):
+def test_a_failed_write_of_the_journal_is_named_as_the_reason_for_no_credit(tmp_path, monkeypatch):
     """Linux makes a disk read-only after an error; the learner is not to blame."""
 
     def refused(*_):
@@ -274,7 +274,9 @@ def test_a_failed_write_of_the_journal_is_the_reason_for_no_credit(tmp_path, mon
         peer.acked(1)
 
 
-def test_samples_that_cannot_be_written_before_the_end_are_told(tmp_path, monkeypatch, caplog):
+def test_the_last_log_line_counts_received_samples_that_were_not_written(
+    tmp_path, monkeypatch, caplog
+):
     def refused(*_):
         raise JournalError("journal: Read-only file system")
 
@@ -295,7 +297,7 @@ def test_samples_that_cannot_be_written_before_the_end_are_told(tmp_path, monkey
     assert "stopped with 3 received samples that are not in the journal" in caplog.text
 
 
-def test_a_position_behind_the_journals_end_deletes_nothing(tmp_path, caplog):
+def test_a_position_beyond_the_end_of_the_journal_deletes_nothing(tmp_path, caplog):
     with Running(tmp_path, budget=MIB, **SMALL) as running, Peer(running.endpoint) as peer:
         peer.hello()
         for sequence in range(1, 9):
@@ -310,7 +312,9 @@ def test_a_position_behind_the_journals_end_deletes_nothing(tmp_path, caplog):
         until(lambda: running.journal.bytes < held)
 
 
-def test_a_group_larger_than_the_journal_is_written_as_room_comes(tmp_path, monkeypatch, caplog):
+def test_a_group_larger_than_the_journal_is_written_as_room_becomes_free(
+    tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr("stream_ssl.receiver.receiver.GROUP_SECONDS", 1.0)
     monkeypatch.setattr("stream_ssl.receiver.receiver.GROUP_PACKETS", 10_000)
     flood = {"max_packet": 64 * KIB, "credit": 900 * KIB, "total_credit": 900 * KIB}
@@ -365,8 +369,8 @@ def test_a_flood_beyond_all_credit_is_bounded_and_harms_nobody(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("idle", "side", "share"), [(6, 200, 0.375), (24, 200, 0.2), (24, 20, 0.15)]
 )
-def test_idle_producers_leave_the_turns_to_one_that_sends(tmp_path, idle, side, share):
-    """There is credit for four at once, and all but one have nothing to send."""
+def test_idle_producers_leave_their_turns_to_an_active_producer(tmp_path, idle, side, share):
+    """Four producers can have credit at once, and all but one have nothing to send."""
     with Running(tmp_path, **SMALL) as running, contextlib.ExitStack() as stack:
         for n in range(idle):
             stack.enter_context(Peer(running.endpoint)).hello(f"idle/{n}")
@@ -387,8 +391,8 @@ def test_idle_producers_leave_the_turns_to_one_that_sends(tmp_path, idle, side, 
         assert active.through > 200 * share
 
 
-def test_many_greedy_producers_are_served_alike(tmp_path):
-    """12 producers, credit for 4 packets: each gets its share by turns."""
+def test_the_receiver_serves_many_greedy_producers_equally(tmp_path):
+    """12 producers share credit for 4 packets by turns."""
     with Running(tmp_path, **SMALL) as running:
         peers = [Peer(running.endpoint) for _ in range(12)]
         sent = [0] * len(peers)
@@ -412,7 +416,7 @@ def test_many_greedy_producers_are_served_alike(tmp_path):
             peer.close()
 
 
-def test_unread_cost_is_that_of_the_records_behind_the_reader() -> None:
+def test_the_unread_cost_sums_the_records_that_the_reader_has_not_read() -> None:
     unread, costs, draw = UnreadCost(), {}, np.random.default_rng(0)
     unread.most = 10_000
     for last in range(2, 20_001, 2):

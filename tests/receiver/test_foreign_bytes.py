@@ -27,7 +27,7 @@ def raw(endpoint, data):
 
 
 @pytest.mark.parametrize("data", [ZMTP_1, ZMTP_2, HTTP], ids=["zmtp-1", "zmtp-2", "http"])
-def test_a_message_without_zmtp_3_is_counted_and_left_out(tmp_path, data):
+def test_the_receiver_counts_connections_without_zmtp_3_and_goes_on(tmp_path, data):
     with Running(tmp_path) as running, Peer(running.endpoint) as good:
         good.hello("good")
         with raw(running.endpoint, data):
@@ -37,7 +37,7 @@ def test_a_message_without_zmtp_3_is_counted_and_left_out(tmp_path, data):
         assert running.error is None
 
 
-def test_an_error_of_ours_costs_one_message(tmp_path, monkeypatch, caplog):
+def test_an_internal_error_costs_only_one_message(tmp_path, monkeypatch, caplog):
     """The loop goes on, whatever the handling of a message raises."""
     with Running(tmp_path) as running, Peer(running.endpoint) as good:
         good.hello("good")
@@ -50,7 +50,7 @@ def test_an_error_of_ours_costs_one_message(tmp_path, monkeypatch, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_the_watch_of_connections_outlives_an_error(tmp_path, monkeypatch):
+def test_the_watch_of_connections_continues_after_an_error(tmp_path, monkeypatch):
     with Running(tmp_path) as running:
         backlogs, called = running.receiver._listener.backlogs, threading.Event()
 

@@ -1,4 +1,4 @@
-"""Clients that keep to no rule: the others go on, and memory stays bounded."""
+"""Clients that break the rules: other clients go on, and memory stays bounded."""
 
 import contextlib
 import re
@@ -55,7 +55,7 @@ class Flood(threading.Thread):
 
 
 def rounds(peer, first, count):
-    """So many packets are acknowledged, one after the other."""
+    """Send `count` packets, and wait for each ACK before the next packet."""
     for sequence in range(first, first + count):
         peer.say(packet(sequence))
         peer.acked(sequence)
@@ -67,7 +67,7 @@ def processor_seconds(process):
 
 
 def peak_rss(process):
-    """Bytes, of all its time."""
+    """Return the largest resident memory that the process has had, in bytes."""
     (line,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
     return int(line) * KIB
 
@@ -85,7 +85,7 @@ def maps(count):
     ],
     ids=["hello", "header"],
 )
-def test_maps_that_would_be_costly_to_unpack_hold_nobody_up(tmp_path, frames):
+def test_a_flood_of_maps_that_are_costly_to_unpack_delays_nobody(tmp_path, frames):
     with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
         good.hello("good")
         rounds(good, 1, 10)
@@ -103,7 +103,7 @@ def test_maps_that_would_be_costly_to_unpack_hold_nobody_up(tmp_path, frames):
 
 
 def endless(endpoint, kilobytes, frames):
-    """A socket that has sent many frames of one message, of so many KiB each, and no last one."""
+    """Return a socket that has sent many frames of one message without its last frame."""
     transport, _, rest = endpoint.partition("://")
     if transport == "ipc":
         peer = socket.socket(socket.AF_UNIX)
@@ -123,8 +123,8 @@ def endless(endpoint, kilobytes, frames):
     ("transport", "kilobytes", "frames"),
     [("tcp", 8192, 200), ("tcp", 1, 100_000), ("ipc", 8192, 200), ("ipc", 1, 1_000_000)],
 )
-def test_a_message_without_end_is_cut_off(tmp_path, transport, kilobytes, frames):
-    """libzmq hands nothing over before the last frame: 200 of 8 MiB would lie in memory."""
+def test_a_connection_with_an_endless_message_is_cut_off(tmp_path, transport, kilobytes, frames):
+    """libzmq keeps all frames in memory until the last one: here 200 frames of 8 MiB."""
     bind = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{tmp_path}/socket"
     with receiver(tmp_path, bind) as (process, endpoint), Peer(endpoint) as good:
         good.hello("good")
@@ -138,8 +138,8 @@ def test_a_message_without_end_is_cut_off(tmp_path, transport, kilobytes, frames
         assert peak < MAX_RSS
 
 
-def test_a_message_of_millions_of_empty_frames_holds_nobody_up(tmp_path):
-    """Each is 2 bytes here and some tens in libzmq: two gigabytes would be made of 8 MB."""
+def test_a_message_of_millions_of_empty_frames_delays_nobody(tmp_path):
+    """A frame takes 2 bytes here and some tens in libzmq: 8 MB would become two gigabytes."""
     with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
         good.hello("good")
         with begun(endpoint) as peer:
@@ -157,8 +157,8 @@ def test_a_message_of_millions_of_empty_frames_holds_nobody_up(tmp_path):
 PING = b"\x04\x07\x04PING\x00\x1e"
 
 
-def test_connections_that_break_while_their_messages_wait_end_nobody(tmp_path):
-    """Where libzmq had stopped reading, its heartbeats ended the process: Assertion failed."""
+def test_connections_that_break_with_waiting_messages_do_not_end_the_receiver(tmp_path):
+    """After libzmq stopped reading, its heartbeats ended the process by a failed assertion."""
     with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
         good.hello("good")
         peers = [begun(endpoint) for _ in range(8)]
@@ -177,7 +177,7 @@ def test_connections_that_break_while_their_messages_wait_end_nobody(tmp_path):
         assert process.poll() is None
 
 
-def test_a_flood_is_bounded_while_nobody_reads():
+def test_a_flooding_connection_is_cut_off_while_nobody_reads():
     script = Path(__file__).with_name("flood_process.py")
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=100
@@ -187,7 +187,7 @@ def test_a_flood_is_bounded_while_nobody_reads():
     assert grown < 512 * MIB
 
 
-def test_no_frames_of_a_message_pass_for_one_from_another_connection(tmp_path):
+def test_the_frames_of_a_message_cannot_forge_another_connection(tmp_path):
     with receiver(tmp_path) as (_, endpoint), Peer(endpoint) as good, zmq.Context() as context:
         good.hello("good")
         with context.socket(zmq.DEALER) as peer:
@@ -204,8 +204,8 @@ def test_no_frames_of_a_message_pass_for_one_from_another_connection(tmp_path):
             assert type(decode(peer.recv_multipart())) is Welcome
 
 
-def test_many_connections_of_unfinished_messages_are_bounded_together(tmp_path):
-    """Each for itself keeps to the limit."""
+def test_unfinished_messages_of_many_connections_are_bounded_together(tmp_path):
+    """Each connection alone stays within its limit."""
     with receiver(tmp_path) as (process, endpoint), Peer(endpoint) as good:
         good.hello("good")
         with contextlib.ExitStack() as stack:
@@ -247,7 +247,7 @@ class Watched:
             self.backlogs.read(frames)
 
     def check(self):
-        """How many connections were cut off in a look that is due."""
+        """Return how many connections a due check cuts off."""
         self.backlogs.follow()
         return self.backlogs.check(time.monotonic() + 1.0)
 
@@ -267,7 +267,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("frames", [1, 8])
-def test_a_backlog_of_whole_messages_is_cut_off(frames):
+def test_a_connection_with_a_large_backlog_of_whole_messages_is_cut_off(frames):
     with Watched(MIB) as watched:
         for _ in range(8):
             watched.peer.send_multipart([bytes(MIB // 4 // frames)] * frames)
@@ -278,7 +278,7 @@ def test_a_backlog_of_whole_messages_is_cut_off(frames):
 
 
 @pytest.mark.parametrize("frames", [1, 8])
-def test_a_connection_that_is_read_may_send_without_end(frames):
+def test_a_connection_that_is_read_may_send_without_limit(frames):
     with Watched(MIB) as watched:
         for _ in range(40):
             watched.peer.send_multipart([bytes(MIB // 2 // frames)] * frames)
@@ -286,8 +286,8 @@ def test_a_connection_that_is_read_may_send_without_end(frames):
             assert watched.check() == 0
 
 
-def test_many_small_messages_buy_no_larger_backlog():
-    """What a message counts beside its bytes is an upper bound; it must not add up."""
+def test_many_small_messages_do_not_raise_the_limit_of_a_backlog():
+    """The bytes that are added for each message are an upper bound, and must not accumulate."""
     with Watched(MIB) as watched:
         for _ in range(40):
             for _ in range(1000):
@@ -302,8 +302,8 @@ def test_many_small_messages_buy_no_larger_backlog():
         assert watched.backlogs.cut == 1
 
 
-def test_a_connection_that_is_cut_off_counts_once_though_it_is_looked_at_again():
-    """libzmq takes a while to close it."""
+def test_a_connection_that_is_cut_off_counts_once_although_later_checks_see_it():
+    """libzmq takes a while to close the connection."""
     with Watched(MIB) as watched:
         for _ in range(8):
             watched.peer.send(bytes(MIB // 4))

@@ -80,7 +80,7 @@ def protocol(tmp_path):
         yield protocol
 
 
-def test_packets_are_acknowledged_and_refused_once_they_are_durable(protocol):
+def test_the_receiver_answers_packets_once_they_are_durable(protocol):
     protocol.say(packet(1))
     protocol.say(Data(2, b"no msgpack", b""))
     protocol.say(packet(3))
@@ -91,7 +91,7 @@ def test_packets_are_acknowledged_and_refused_once_they_are_durable(protocol):
     assert protocol.counters.acked_samples == 4
 
 
-def test_the_peer_that_was_refused_last_is_known_by_reason(protocol):
+def test_the_counters_name_the_last_refused_peer_of_each_reason(protocol):
     for route, peer in ((ROUTE, "10.0.0.7"), (OTHER, "10.0.0.8")):
         protocol.handle(route, None, [memoryview(b"nothing of ours")], 100.0, peer)
         (reason,) = protocol.counters.refused_last
@@ -100,7 +100,7 @@ def test_the_peer_that_was_refused_last_is_known_by_reason(protocol):
     assert protocol.counters.refused == {reason: 2}
 
 
-def test_a_journal_that_fails_is_tried_again_later_and_nothing_is_acknowledged(protocol):
+def test_the_receiver_retries_a_failed_journal_later_and_acknowledges_nothing_before(protocol):
     protocol.say(packet(1))
     protocol.journal.error = JournalError("disk on fire")
     assert not protocol.commit(100.0)
@@ -114,7 +114,7 @@ def test_a_journal_that_fails_is_tried_again_later_and_nothing_is_acknowledged(p
     assert protocol.group.ready
 
 
-def test_a_batch_that_is_out_of_order_is_dropped_and_its_producer_says_hello(protocol):
+def test_the_receiver_drops_a_batch_out_of_order_and_requires_a_hello(protocol):
     protocol.say(packet(1))
     protocol.journal.error = ValueError("sequences only grow")
     assert protocol.commit(100.0)
@@ -159,7 +159,7 @@ def test_a_gap_is_reported_once_a_second_and_again_after_progress(protocol):
 
 
 def test_a_packet_that_takes_long_to_decode_waits_for_the_learner(protocol):
-    """It is asked for again once the learner has read, and what is cheap comes in meanwhile."""
+    """The receiver accepts cheap packets meanwhile, and requests this one after the read."""
     header = b"RIFF0000WEBPVP8L0000\x2f" + (1023 << 14 | 1023).to_bytes(4, "little") + bytes(9)
     bomb = [Data.pack(n, [Sample("a", header, "webp", time=1.0)]) for n in range(6)]
     protocol.credit.room, protocol.credit.unread.most = MIB, 65_536
@@ -191,8 +191,8 @@ def test_a_packet_that_takes_long_to_decode_waits_for_the_learner(protocol):
     assert [event for event in protocol.events if "NACK" in event] == ["NACK 4 gap"] * 2
 
 
-def test_a_packet_that_takes_long_to_decode_comes_in_on_credit_alone(protocol):
-    """One that ignores its credit leaves the room to others."""
+def test_a_packet_that_takes_long_to_decode_is_accepted_only_on_credit(protocol):
+    """A producer that ignores its credit leaves the room to others."""
     header = b"RIFF0000WEBPVP8L0000\x2f" + (1023 << 14 | 1023).to_bytes(4, "little") + bytes(9)
     bomb = [Data.pack(n, [Sample("a", header, "webp", time=1.0)]) for n in range(3)]
     protocol.credit.room, protocol.credit.unread.most = MIB, MIB
@@ -223,7 +223,7 @@ def test_a_producer_that_reconnects_is_welcome_at_once(protocol):
 
 
 @pytest.mark.parametrize("order", [("first", "second"), ("second", "first")])
-def test_one_of_two_producers_that_ask_for_a_name_at_once_gets_it(protocol, order):
+def test_only_one_of_two_producers_gets_a_name_that_both_request(protocol, order):
     """Both have asked by epoch 0 before either says HELLO with its own epoch."""
     routes, own = {"first": b"a", "second": b"b"}, {"first": 7, "second": 8}
     for route in routes.values():
@@ -246,14 +246,16 @@ def test_a_producer_may_send_as_soon_as_it_is_welcome(protocol):
 
 
 @pytest.mark.parametrize("clock", [math.inf, 0.0])
-def test_a_clock_that_tells_no_time_is_left_out(protocol, clock):
+def test_a_hello_with_an_invalid_clock_sets_no_producer_clock(protocol, clock):
     protocol.say(Hello("other", epoch=1, first=1, clock=clock), route=OTHER)
     assert "other" not in protocol.counters.producer_clock
     assert "other" in protocol.counters.producer_finished
 
 
 @pytest.mark.parametrize(("key", "counted"), [("*", "fleet/left"), ("fleet", "fleet")])
-def test_a_key_for_all_names_does_not_hide_who_sends(tmp_path, key, counted):
+def test_a_producer_counts_under_its_key_or_under_its_own_name_if_the_key_is_for_all(
+    tmp_path, key, counted
+):
     """Names below that of a key count as one producer, but a key for all names has no name."""
     access = SimpleNamespace(
         knows=lambda user: True,
@@ -275,8 +277,8 @@ def test_a_new_hello_sets_whether_silence_is_a_fault(protocol):
     assert protocol.counters.producer_sporadic["camera"] == 0.0
 
 
-def test_a_connection_counts_once_though_the_producer_asks_first(protocol, caplog):
-    """With epoch 0, whether its name is free; where the answer is late, more than once."""
+def test_a_connection_counts_once_although_the_producer_first_asks_for_its_name(protocol, caplog):
+    """A producer asks with epoch 0 if its name is free, and again if the answer is late."""
     caplog.set_level("INFO")
     for epoch in (0, 0, 7, 7):
         protocol.say(Hello("camera", epoch, first=1), route=OTHER)
@@ -295,7 +297,7 @@ def test_a_connection_counts_once_though_the_producer_asks_first(protocol, caplo
     assert record.connected > connected
 
 
-def test_a_hello_waits_for_the_group_commit_and_costs_none_of_its_own(protocol):
+def test_a_hello_waits_for_the_group_commit_and_causes_no_commit_of_its_own(protocol):
     """A producer that says HELLO after each packet must not make an fsync of each."""
     for sequence in (1, 2):
         protocol.say(packet(sequence))
@@ -306,7 +308,7 @@ def test_a_hello_waits_for_the_group_commit_and_costs_none_of_its_own(protocol):
     assert protocol.events == ["append", "durable", "ACK 2", "WELCOME 2"]
 
 
-def test_a_hello_is_answered_though_the_journal_fails(protocol):
+def test_a_hello_is_answered_although_the_journal_fails(protocol):
     protocol.say(packet(1))
     protocol.journal.error = JournalError("disk on fire")
     protocol.say(Hello("robot", epoch=2, first=1))
@@ -315,7 +317,7 @@ def test_a_hello_is_answered_though_the_journal_fails(protocol):
 
 
 def test_a_restarted_producer_is_answered_once_its_earlier_packets_are_durable(protocol):
-    """Else it would give its packets the sequences of those, and take their ACK for its own."""
+    """Otherwise, it would reuse their sequences, and take their ACK for its own."""
     protocol.say(packet(1))
     protocol.say(packet(2))
     protocol.journal.error = JournalError("disk on fire")
@@ -333,7 +335,7 @@ def test_a_restarted_producer_is_answered_once_its_earlier_packets_are_durable(p
 
 
 def test_a_packet_of_a_superseded_producer_that_waited_for_room_is_refused(protocol):
-    """The commit that makes room answers the HELLO of a newer incarnation, whose packet it is."""
+    """The commit that makes room answers the HELLO of the newer incarnation."""
     sequence = 1
     session = protocol.sessions.by_producer("robot")
     while not protocol.exceeds_memory(session, large := packet(sequence, 1, side=240)):
@@ -352,7 +354,7 @@ def test_a_packet_of_a_superseded_producer_that_waited_for_room_is_refused(proto
     assert protocol.events[-1] == f"ACK {sequence}"
 
 
-def test_packets_without_bytes_that_wait_for_the_journal_are_bounded_too(protocol, monkeypatch):
+def test_the_receiver_bounds_the_empty_packets_that_wait_for_the_journal(protocol, monkeypatch):
     monkeypatch.setattr(protocol_module, "MAX_WAITING", 100)
     protocol.journal.error = JournalError("disk on fire")
     for sequence in range(1, 200):
@@ -364,8 +366,8 @@ def test_packets_without_bytes_that_wait_for_the_journal_are_bounded_too(protoco
     assert protocol.journal.state("robot").sequence == 100
 
 
-def test_idle_producers_are_noted_in_one_pass(protocol, monkeypatch):
-    """A thousand that are silent must not keep the receiver from those that are not."""
+def test_the_receiver_notes_all_idle_producers_in_one_pass(protocol, monkeypatch):
+    """A thousand silent producers must not keep the receiver from the active ones."""
     asked = []
     for n in range(3):
         protocol.say(Hello(f"robot/{n}", epoch=1, first=1), route=b"%d" % n)
@@ -404,7 +406,7 @@ def test_a_producer_that_sends_a_little_all_the_time_delays_no_other(protocol):
             first = dict(sent)
     took = {name: (sent[name] - first[name]) * side * side for name, side in sides.items()}
     assert took["small"] > 0.95 * 400 * 2 * 25 * 25
-    # Without the third they take 9.98 MB, by grants of so little.
+    # Without the third producer, they take 9.98 MB by grants of this size.
     assert took["large"] + took["larger"] > 0.9 * 9_980_000
     assert min(took["large"], took["larger"]) > 0.7 * max(took["large"], took["larger"])
 
@@ -414,20 +416,22 @@ PRODUCERS = st.sampled_from(["left", "right"])
 
 
 def refused(producer, sequence):
-    """Whether a packet is one that no receiver takes; of this sequence it always is."""
+    """Return whether the packet of this sequence is one that no receiver accepts."""
     return (sequence + len(producer)) % 5 == 0
 
 
 class Delivery(RuleBasedStateMachine):
-    """Producers that send anything, again and out of order, on connections that come and go, to a
-    receiver whose disk fails and which is killed, against what they were told."""
+    """Producers send packets again and out of order, on connections that come and go.
+
+    The disk of the receiver fails, and the receiver is killed. Each answer must be true.
+    """
 
     def __init__(self):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
         self.acked = {"left": 0, "right": 0}
         self.next = {"left": 1, "right": 1}
-        self.sent = {"left": 0, "right": 0}  # by the incarnation of now
+        self.sent = {"left": 0, "right": 0}  # by the current incarnation
         self.greeted = {}  # epoch of the last HELLO by route
         self.welcome = {}  # routes by producer
         self.welcomed = {}  # epochs by producer
@@ -442,7 +446,7 @@ class Delivery(RuleBasedStateMachine):
         self.now = 100.0
 
     def note(self, route, message):
-        """What a producer hears is true already on the disk."""
+        """Check that each answer to a producer is already true on the disk."""
         producer = route.decode().partition("/")[0]
         if isinstance(message, Ack | Welcome):
             told = message.through if isinstance(message, Ack) else message.resume
@@ -454,7 +458,7 @@ class Delivery(RuleBasedStateMachine):
             self.welcome[producer] = route
             self.next[producer] = told + 1
         elif isinstance(message, Ack) and self.welcome.get(producer) == route:
-            assert told <= self.sent[producer], "what another has sent under this name"
+            assert told <= self.sent[producer], "an ACK of another incarnation's packets"
         elif isinstance(message, Nack):
             if message.reason == "malformed":
                 assert refused(producer, message.sequence)
@@ -515,11 +519,11 @@ class Delivery(RuleBasedStateMachine):
 
     @rule()
     def kill(self):
-        self.journal.close()  # writes nothing: what was not appended is gone
+        self.journal.close()  # packets that were not appended are gone
         self.start()
 
     @invariant()
-    def what_was_acknowledged_is_there_once(self):
+    def acknowledged_packets_are_stored_once(self):
         held = {"left": [], "right": []}
         with closing(JournalReader(self.folder.name)) as reader:
             position = 1

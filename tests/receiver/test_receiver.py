@@ -64,7 +64,7 @@ def test_the_journal_knows_which_producers_are_connected(running):
         assert set(running.journal.connected) == {"camera"}
 
 
-def test_a_restarted_receiver_goes_on_where_its_journal_ends(tmp_path):
+def test_a_restarted_receiver_continues_at_the_end_of_its_journal(tmp_path):
     with Running(tmp_path) as running, Peer(running.endpoint) as peer:
         peer.hello()
         peer.say(packet(1))
@@ -78,7 +78,7 @@ def test_a_restarted_receiver_goes_on_where_its_journal_ends(tmp_path):
         assert running.journalled() == [("robot", 1), ("robot", 2)]
 
 
-def test_offsets_of_another_journal_move_and_trim_nothing(tmp_path):
+def test_the_receiver_ignores_offsets_of_another_journal(tmp_path):
     offsets = ConsumerOffsets(tmp_path)
     offsets.publish(900, 900, "another-journal")
     with Running(
@@ -93,7 +93,7 @@ def test_offsets_of_another_journal_move_and_trim_nothing(tmp_path):
         assert running.journal.first == 900
 
 
-def test_packets_that_are_lost_are_counted_once(tmp_path):
+def test_the_receiver_counts_lost_packets_once(tmp_path):
     with Running(tmp_path) as running, Peer(running.endpoint) as peer:
         peer.hello()
         peer.say(packet(1))
@@ -121,7 +121,7 @@ def test_a_packet_with_a_wrong_checksum_is_requested_again(running):
         until(lambda: running.counted("refused")["checksum"] == 1)
 
 
-def test_another_version_is_refused_in_this_version(running):
+def test_the_receiver_refuses_another_version_by_a_message_of_its_own_version(running):
     with Peer(running.endpoint) as peer:
         frames = encode(Hello("robot", 1, 1))
         peer.frames(b"SS\x63\x01", *frames[1:])
@@ -240,7 +240,7 @@ def test_an_older_epoch_is_welcome_when_the_newer_connection_is_gone(running):
         until(welcomed)
 
 
-def test_bye_frees_the_producer_s_credit(running):
+def test_a_bye_frees_the_credit_of_its_producer(running):
     with Peer(running.endpoint) as peer:
         peer.hello()
         until(lambda: running.records and running.last.producers == 1 and running.last.credit)
@@ -265,7 +265,7 @@ def test_stopping_commits_the_packets_in_flight_and_sends_bye(tmp_path, monkeypa
         running.receiver.endpoint  # noqa: B018
 
 
-def test_ten_thousand_producers_that_come_and_go_leave_nothing_behind(tmp_path, monkeypatch):
+def test_ten_thousand_short_lived_producers_leave_no_memory_in_use(tmp_path, monkeypatch):
     process = psutil.Process()
     monkeypatch.setattr("stream_ssl.receiver.receiver.MOST_SESSIONS", 100)
     with Running(tmp_path) as running, Peer(running.endpoint) as peer:
@@ -281,7 +281,7 @@ def test_ten_thousand_producers_that_come_and_go_leave_nothing_behind(tmp_path, 
         until(lambda: running.last.producers <= 100)
 
 
-def test_more_producers_than_the_table_holds_are_all_served(tmp_path, monkeypatch):
+def test_the_receiver_serves_more_producers_than_its_table_holds(tmp_path, monkeypatch):
     monkeypatch.setattr("stream_ssl.receiver.receiver.MOST_SESSIONS", 2)
     with Running(tmp_path) as running:
         peers = [Peer(running.endpoint) for _ in range(4)]
@@ -297,7 +297,7 @@ def test_more_producers_than_the_table_holds_are_all_served(tmp_path, monkeypatc
             peer.close()
 
 
-def test_a_disk_that_fills_stops_credit_and_comes_back_by_itself(tmp_path, monkeypatch):
+def test_a_full_disk_stops_credit_until_the_disk_has_room_again(tmp_path, monkeypatch):
     with Running(tmp_path) as running, Peer(running.endpoint) as peer:
         peer.hello()
         peer.say(packet(1))
@@ -327,14 +327,14 @@ def test_a_disk_that_fills_stops_credit_and_comes_back_by_itself(tmp_path, monke
         until(lambda: running.last.ready)
 
 
-def test_a_planted_mark_of_a_full_journal_is_removed(tmp_path):
+def test_the_receiver_removes_a_false_mark_of_a_full_journal(tmp_path):
     with Running(tmp_path) as running, Peer(running.endpoint) as peer:
         peer.hello()
         running.receiver.offsets.set_journal_full(True)  # the learner would skip records
         until(lambda: not running.receiver.offsets.journal_full)
 
 
-def test_settings_that_make_no_sense_are_refused(tmp_path):
+def test_the_receiver_refuses_invalid_settings_and_names_their_rules(tmp_path):
     (tmp_path / "file").write_text("precious")
     for settings, message in (
         ({"bind": "tcp://0.0.0.0:0"}, "stream-ssl keys"),
@@ -356,7 +356,7 @@ def test_settings_that_make_no_sense_are_refused(tmp_path):
     assert (tmp_path / "file").read_text() == "precious"
 
 
-def test_an_address_in_use_is_named(running, tmp_path):
+def test_the_error_names_an_address_in_use_and_a_remedy(running, tmp_path):
     with pytest.raises(OSError, match=r"cannot listen at .*choose another port, or 0"):
         Running(tmp_path / "other", bind=running.endpoint)
 
@@ -375,7 +375,9 @@ def test_a_socket_of_another_receiver_is_not_taken_over(tmp_path):
         peer.hello()
 
 
-def test_a_relative_path_that_is_too_long_as_an_absolute_one_is_published(tmp_path, monkeypatch):
+def test_a_receiver_listens_at_a_relative_path_whose_absolute_form_is_too_long(
+    tmp_path, monkeypatch
+):
     deep = tmp_path / ("folder" * 10) / ("folder" * 10)
     deep.mkdir(parents=True)
     monkeypatch.chdir(deep)
@@ -383,7 +385,7 @@ def test_a_relative_path_that_is_too_long_as_an_absolute_one_is_published(tmp_pa
         peer.hello()
 
 
-def test_a_relative_path_is_found_from_every_folder(tmp_path, monkeypatch):
+def test_a_client_in_another_folder_finds_a_relative_socket_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Running(tmp_path / "run", bind="ipc://socket") as running:
         assert running.endpoint == f"ipc://{tmp_path}/socket"
@@ -393,18 +395,18 @@ def test_a_relative_path_is_found_from_every_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "no-such-interface", "::1"])
-def test_an_address_of_another_machine_is_named(tmp_path, host):
+def test_the_error_names_an_address_of_another_machine(tmp_path, host):
     with pytest.raises(OSError, match=r"cannot listen at tcp://.*; give an address or an interf"):
         Running(tmp_path, bind=f"tcp://{host}:5555", access=Access(*make_keys(tmp_path)))
 
 
-def test_a_path_that_cannot_be_listened_at_is_named(tmp_path):
+def test_the_error_names_an_unusable_socket_path(tmp_path):
     for path in (tmp_path / "gone" / "socket", tmp_path / ("x" * 200)):
         with pytest.raises(OSError, match=r"cannot listen at ipc://.*choose a path of at most 107"):
             Running(tmp_path / "run", bind=f"ipc://{path}")
 
 
-def test_samples_are_not_decoded(running):
+def test_the_receiver_decodes_no_samples(running):
     """The learner quarantines a bad image. The receiver must not spend time on it."""
     with Peer(running.endpoint) as peer:
         peer.hello()
@@ -429,7 +431,7 @@ def test_a_flood_of_hellos_does_not_fill_the_log(running, caplog):
     assert 10 <= len([r for r in caplog.records if "is new" in r.getMessage()]) <= 40
 
 
-def test_a_producer_cannot_claim_again_and_again_that_packets_were_lost(running, caplog):
+def test_a_producer_cannot_claim_lost_packets_again_and_again(running, caplog):
     """Only a journal that was lost before this receiver began can lack acknowledged packets."""
     with Peer(running.endpoint) as peer:
         peer.hello(first=10)
@@ -444,7 +446,7 @@ def test_a_producer_cannot_claim_again_and_again_that_packets_were_lost(running,
         assert running.journalled() == [("robot", 10)]
 
 
-def test_new_names_beyond_the_limit_are_refused_and_old_ones_go_on(tmp_path):
+def test_new_names_beyond_the_limit_are_refused_and_known_names_go_on(tmp_path):
     with Running(tmp_path, max_names=3) as running, Peer(running.endpoint) as peer:
         for n in range(3):
             peer.hello(f"robot-{n}")
@@ -466,7 +468,7 @@ def test_new_names_beyond_the_limit_are_refused_and_old_ones_go_on(tmp_path):
         assert (nack.reason, "raise receiver.max_names" in nack.detail) == ("names", True)
 
 
-def test_names_that_are_only_connected_count_too(tmp_path):
+def test_names_of_connected_producers_count_before_these_send_a_packet(tmp_path):
     with Running(tmp_path, max_names=2) as running, ExitStack() as stack:
         peers = [stack.enter_context(Peer(running.endpoint)) for _ in range(3)]
         peers[0].hello("a")

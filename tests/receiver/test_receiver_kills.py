@@ -18,7 +18,7 @@ KILLS = 6
 
 
 class Sender(threading.Thread):
-    """Sends numbered images until it is told to stop; then waits for all to be acknowledged."""
+    """Sends numbered images until `enough` is set; then waits for all to be acknowledged."""
 
     def __init__(self, endpoint, name):
         super().__init__()
@@ -54,7 +54,7 @@ def held(folder):
     return ids
 
 
-def test_a_receiver_killed_in_mid_stream_loses_nothing_acked_and_doubles_nothing(tmp_path):
+def test_a_killed_receiver_neither_loses_nor_repeats_acknowledged_samples(tmp_path):
     draw = random.Random(3)
     with receiver(tmp_path) as (process, endpoint):
         senders = [Sender(endpoint, name) for name in ("left", "right")]
@@ -92,7 +92,7 @@ def test_a_receiver_killed_in_mid_stream_loses_nothing_acked_and_doubles_nothing
     journal.close()
 
 
-def test_a_stopped_receiver_exits_with_nothing_to_replay(tmp_path):
+def test_a_terminated_receiver_leaves_each_sent_sample_in_its_journal(tmp_path):
     with receiver(tmp_path) as (process, endpoint):
         producer = Producer(endpoint, "robot", linger=0.0)
         for n in range(100):

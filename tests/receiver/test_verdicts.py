@@ -24,7 +24,7 @@ NO_ROWS = msgpack.packb(("robot", {}))
 KEPT = Verdict("lens", "frame-1", "kept", 0.5)
 
 
-def test_nothing_is_sent_until_somebody_listens(tmp_path: Path) -> None:
+def test_the_sender_sends_no_verdicts_until_a_receiver_listens(tmp_path: Path) -> None:
     inbox, sender = VerdictInbox(tmp_path), VerdictSender(tmp_path)
     assert not sender.wanted
     sender.send({"robot": [KEPT]})
@@ -40,7 +40,7 @@ def test_nothing_is_sent_until_somebody_listens(tmp_path: Path) -> None:
     sender.close()
 
 
-def test_a_flood_is_bounded_and_other_datagrams_are_left_out(tmp_path: Path) -> None:
+def test_the_inbox_bounds_a_flood_and_ignores_foreign_datagrams(tmp_path: Path) -> None:
     inbox, sender = VerdictInbox(tmp_path), VerdictSender(tmp_path)
     inbox.listen(True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
@@ -55,7 +55,7 @@ def test_a_flood_is_bounded_and_other_datagrams_are_left_out(tmp_path: Path) -> 
     sender.close()
 
 
-def test_a_socket_that_a_killed_receiver_left_is_taken_over(tmp_path: Path) -> None:
+def test_a_new_receiver_takes_over_the_socket_of_a_killed_one(tmp_path: Path) -> None:
     first, second, sender = VerdictInbox(tmp_path), VerdictInbox(tmp_path), VerdictSender(tmp_path)
     first.listen(True)
     second.listen(True)
@@ -67,7 +67,7 @@ def test_a_socket_that_a_killed_receiver_left_is_taken_over(tmp_path: Path) -> N
     first.close()
 
 
-def test_a_link_in_the_place_of_the_socket_changes_no_mode(
+def test_the_inbox_changes_no_mode_through_a_link_that_replaces_its_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, path = tmp_path / "victim", tmp_path / "verdicts.sock"
@@ -92,7 +92,7 @@ def test_a_link_in_the_place_of_the_socket_changes_no_mode(
     assert victim.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_run_folder_with_a_long_path_has_no_feed(
+def test_a_run_folder_with_a_long_path_has_no_feed_and_one_line_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / ("x" * 90)
@@ -105,15 +105,15 @@ def test_a_run_folder_with_a_long_path_has_no_feed(
     assert "more than 107 bytes" in caplog.text
 
 
-def test_a_run_folder_that_cannot_be_entered_stops_no_learner(tmp_path: Path) -> None:
+def test_a_sender_of_verdicts_survives_a_path_that_is_too_long(tmp_path: Path) -> None:
     with closing(VerdictSender(tmp_path / ("x" * 300))) as sender:
         assert not sender.wanted
 
 
-def test_a_feed_that_could_not_be_opened_is_tried_again(
+def test_the_inbox_opens_its_feed_again_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As while the disk is full."""
+    """A full disk is such a failure."""
     monkeypatch.setattr(verdicts, "RETRY_SECONDS", 0.0)
     inbox, sender = VerdictInbox(tmp_path / "run"), VerdictSender(tmp_path / "run")
     inbox.listen(True)
@@ -125,7 +125,7 @@ def test_a_feed_that_could_not_be_opened_is_tried_again(
     sender.close()
 
 
-def test_an_open_feed_stays_open_and_a_failed_one_waits_for_its_retry(tmp_path: Path) -> None:
+def test_an_open_feed_stays_open_and_a_failed_feed_waits_for_its_retry(tmp_path: Path) -> None:
     """A receiver calls `listen` at every tick. A new socket would lose the waiting verdicts."""
     inbox, sender = VerdictInbox(tmp_path), VerdictSender(tmp_path)
     inbox.listen(True)
@@ -142,7 +142,7 @@ def test_an_open_feed_stays_open_and_a_failed_one_waits_for_its_retry(tmp_path: 
 
 
 class Heap:
-    """Takes all that is sent."""
+    """Collects all verdicts."""
 
     def __init__(self) -> None:
         self.wanted, self.rows = False, dict[str, list[Verdict]]()
@@ -152,7 +152,7 @@ class Heap:
             self.rows.setdefault(name, []).extend(rows)
 
 
-def test_each_sample_is_told_of_once_when_it_comes_and_once_when_it_goes() -> None:
+def test_the_feed_sends_one_verdict_when_a_sample_is_kept_and_one_when_it_is_evicted() -> None:
     feed, heap = Feed(slots=20), Heap()
     history = SlotHistory(feed.memory)
     verdicts = VerdictFeed(history, heap)
@@ -174,7 +174,7 @@ def test_each_sample_is_told_of_once_when_it_comes_and_once_when_it_goes() -> No
     near = [row.id for row in rows if row.near]
     assert near == [f"frame-{number}" for number in range(15, feed.number, 8)]  # the copies
     before = replace(history.fates["camera"])
-    away = [Origin("camera", "lens", "again", 0.0), None]  # near-duplicates of which nothing is new
+    away = [Origin("camera", "lens", "again", 0.0), None]  # a batch of near-duplicates only
     record = step(admission=None, batch=0, dropped_origins=away)
     history.consume(record)
     verdicts.consume(record)
@@ -188,7 +188,7 @@ def test_each_sample_is_told_of_once_when_it_comes_and_once_when_it_goes() -> No
     "rows",
     [3, [3], [["a"]], [["a", "b", "sold", None, False, None]], [["a", "b", "kept", "x", False, 1]]],
 )
-def test_malformed_verdicts_are_named(rows: object) -> None:
+def test_decoding_rejects_malformed_verdicts_and_accepts_later_fields(rows: object) -> None:
     with pytest.raises(WireError, match="VERDICTS: rows is"):
         decode([prefix(7), msgpack.packb({"rows": rows})])
     good = decode([prefix(7), msgpack.packb({"rows": [[*KEPT, "a later field"]]})])
