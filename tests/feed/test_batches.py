@@ -1,4 +1,4 @@
-"""Batches against its naive twin, and what it does when things go wrong."""
+"""Batches against its naive twin, and its reactions to failures."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_batches_resume_after_any_batch(seed: int, quarantine: Quarantine) -> No
             assert_equal(batch, wanted)
 
 
-def test_every_bad_kind_is_counted_and_none_let_in(quarantine: Quarantine) -> None:
+def test_a_batch_counts_samples_of_every_bad_kind_and_holds_none(quarantine: Quarantine) -> None:
     rng = np.random.default_rng(5)
     records = journal(rng, 120, bad=1.0)
     kinds = list(naive_batches([*records, record(999, good(rng, 1))], Decoder(SIZE), 1, START))
@@ -129,8 +129,9 @@ journal.close()
 
 
 def write(path: Path, records: Sequence[FakeRecord], trim: int = 0) -> int:
-    """Appends to a journal from a process of its own, as the receiver does: LMDB forbids that one
-    process has a file open twice. Returns the first position held."""
+    """Append to a journal from a process of its own, as the receiver does, and return its first
+    position. LMDB forbids that one process opens a file twice.
+    """
     packed = msgpack.packb(
         [(r.producer, r.sequence, None, r.received, r.header, r.payload) for r in records]
     )
@@ -138,7 +139,7 @@ def write(path: Path, records: Sequence[FakeRecord], trim: int = 0) -> int:
     return int(subprocess.run(command, input=packed, stdout=-1, check=True, timeout=60).stdout)
 
 
-def test_reads_a_real_journal_that_grows_and_is_trimmed(
+def test_batches_read_a_real_journal_that_grows_and_is_trimmed(
     tmp_path: Path, quarantine: Quarantine
 ) -> None:
     rng, decoder, path = np.random.default_rng(7), Decoder(SIZE), tmp_path / "journal"
@@ -162,7 +163,7 @@ def test_reads_a_real_journal_that_grows_and_is_trimmed(
     reader.close()
 
 
-def test_batches_start_at_the_first_record_that_is_left(
+def test_batches_start_at_the_first_record_that_the_journal_still_has(
     quarantine: Quarantine, caplog: pytest.LogCaptureFixture
 ) -> None:
     records = plain(9, 4)[5:]  # positions 6 to 9
@@ -186,7 +187,7 @@ def test_a_gap_that_is_seen_only_once_skips_no_record(quarantine: Quarantine) ->
         collect(batches, 4)
 
 
-def test_another_journal_is_read_whole_however_far_it_has_grown(
+def test_batches_read_another_journal_whole_even_if_it_is_longer(
     quarantine: Quarantine, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = FakeReader(plain(9, 4), id="b" * 16)
@@ -194,15 +195,15 @@ def test_another_journal_is_read_whole_however_far_it_has_grown(
     same = JournalShare(journal="b" * 16)
     with Batches(reader, Decoder(SIZE), quarantine, 4, behind, share=same) as batches:
         assert collect(batches, 1)[0].offset == Offset(6, 2)
-    ended = JournalShare(before=[[behind]], journal="a" * 16)  # by other ranks, in the other one
+    ended = JournalShare(before=[[behind]], journal="a" * 16)  # other ranks read the other one
     with Batches(reader, Decoder(SIZE), quarantine, 4, behind, share=ended) as batches:
         assert [batch.offset.record for batch in collect(batches, 9)] == [*range(2, 11)]
         assert batches.journal == "b" * 16
     assert f"goes on in journal {'a' * 16}, and this is journal {'b' * 16}" in caplog.text
 
 
-def test_a_journal_that_is_replaced_while_it_is_read_is_told(quarantine: Quarantine) -> None:
-    """Its records begin at 1, and would be skipped up to where the other was read."""
+def test_batches_raise_if_the_journal_is_replaced_while_they_read(quarantine: Quarantine) -> None:
+    """Otherwise, the records of the new journal up to the old position would be skipped."""
     reader = FakeReader(plain(3, 4), id="a" * 16)
     with Batches(reader, Decoder(SIZE), quarantine, 4) as batches:
         assert len(collect(batches, 3)) == 3
@@ -217,14 +218,14 @@ def test_a_new_journal_is_read_from_its_beginning(
     records = plain(3, 4)
     reader = FakeReader(records[:1])
     with Batches(reader, Decoder(SIZE), quarantine, 4, Offset(500, 2)) as batches:
-        assert batches.next(0.1) is None  # its end might be damaged: it may go on behind 500
+        assert batches.next(0.1) is None  # a journal with a damaged end may continue after 500
         reader.records = records[:2]
         first, second = collect(batches, 2)
     assert (first.offset, second.offset) == (Offset(2, 0), Offset(3, 0))
     assert "the journal is a new one" in caplog.text
 
 
-def test_a_journal_that_lost_its_end_goes_on_behind_it(
+def test_batches_continue_with_new_records_after_a_journal_lost_its_end(
     quarantine: Quarantine, caplog: pytest.LogCaptureFixture
 ) -> None:
     records = plain(1, 4)
@@ -251,7 +252,7 @@ def test_prefetch_is_bounded(quarantine: Quarantine, monkeypatch: pytest.MonkeyP
         assert batches.waiting() == 199
 
 
-def test_lag_and_waiting(quarantine: Quarantine) -> None:
+def test_batches_report_their_lag_and_the_samples_that_wait(quarantine: Quarantine) -> None:
     records = [
         record(position, good(np.random.default_rng(position), 4), received=100.0 * position)
         for position in (1, 2, 3)
@@ -260,7 +261,7 @@ def test_lag_and_waiting(quarantine: Quarantine) -> None:
     with Batches(reader, Decoder(SIZE), quarantine, 6, clock=lambda: 1000.0) as batches:
         assert (batches.lag(), batches.waiting(), batches.pending()) == (0.0, 0, 0)
         reader.records = records
-        until(lambda: 800 <= batches.lag() < 830)  # since the batch's last sample came
+        until(lambda: 800 <= batches.lag() < 830)  # since its last sample came
         assert (batches.waiting(), batches.pending()) == (3, 12)
         collect(batches, 1)
         until(lambda: 700 <= batches.lag() < 730)
@@ -271,7 +272,7 @@ def test_lag_and_waiting(quarantine: Quarantine) -> None:
         assert batches.offset == Offset(4, 0)
 
 
-def test_a_future_receipt_is_no_negative_lag(quarantine: Quarantine) -> None:
+def test_a_record_received_in_the_future_causes_no_negative_lag(quarantine: Quarantine) -> None:
     reader = FakeReader(plain(1, 4, received=9.0))
     with Batches(reader, Decoder(SIZE), quarantine, 4, clock=lambda: 5.0) as batches:
         until(lambda: batches.offset == START and batches._ready)
@@ -279,7 +280,7 @@ def test_a_future_receipt_is_no_negative_lag(quarantine: Quarantine) -> None:
 
 
 @pytest.mark.parametrize("jump", [1e8, -1e8])
-def test_a_jump_of_the_clock_is_no_lag(quarantine: Quarantine, jump: float) -> None:
+def test_a_jump_of_the_clock_does_not_change_the_lag(quarantine: Quarantine, jump: float) -> None:
     now = [1000.0]
     reader = FakeReader(plain(2, 4, received=990.0))
     with Batches(reader, Decoder(SIZE), quarantine, 8, clock=lambda: now[0]) as batches:
@@ -292,7 +293,7 @@ def test_a_jump_of_the_clock_is_no_lag(quarantine: Quarantine, jump: float) -> N
 
 
 def test_samples_of_an_unfilled_batch_are_pending_and_cause_no_lag(quarantine: Quarantine) -> None:
-    """The end of a stream, an hour later; then one more sample, and the learner away."""
+    """The stream ends; an hour later comes one more sample, which the learner does not take."""
     now = [0.0]
     records = [record(p, good(np.random.default_rng(p), 4), received=10.0 * p) for p in (1, 2)]
     reader = FakeReader(records)
@@ -327,7 +328,7 @@ def test_records_that_wait_for_decoding_count_as_lag(
         until(lambda: (batches.lag(), batches.waiting(), batches.pending()) == (0.0, 0, 2))
 
 
-def test_bad_samples_alone_move_the_offset_and_make_no_lag(quarantine: Quarantine) -> None:
+def test_bad_samples_alone_move_the_offset_and_cause_no_lag(quarantine: Quarantine) -> None:
     rng = np.random.default_rng(0)
     reader = FakeReader([record(1, [*good(rng, 4), BAD, BAD]), record(2, [BAD]), record(3, [BAD])])
     with Batches(reader, Decoder(SIZE), quarantine, 4) as batches:
@@ -344,7 +345,7 @@ def test_bad_samples_alone_move_the_offset_and_make_no_lag(quarantine: Quarantin
         assert batches.pending() == 2
 
 
-def test_bad_samples_behind_a_waiting_one_move_nothing(quarantine: Quarantine) -> None:
+def test_bad_samples_after_a_waiting_sample_do_not_move_the_offset(quarantine: Quarantine) -> None:
     rng = np.random.default_rng(0)
     reader = FakeReader([record(1, [BAD]), record(2, good(rng, 2)), record(3, [BAD, BAD])])
     with Batches(reader, Decoder(SIZE), quarantine, 4) as batches:
@@ -352,7 +353,7 @@ def test_bad_samples_behind_a_waiting_one_move_nothing(quarantine: Quarantine) -
         reader.records.append(record(4, [BAD]))
         until(lambda: quarantine.counts["format", "robot"] == 4)
         assert batches.offset == Offset(2, 0)
-        assert batches.rejected() == {("format", "robot"): 4}, "although no batch has told of them"
+        assert batches.rejected() == {("format", "robot"): 4}, "no batch has reported them"
         until(lambda: batches.pending() == 2)
 
 
@@ -364,7 +365,7 @@ def test_an_unreadable_packet_counts_once(quarantine: Quarantine) -> None:
             assert collect(batches, 1)[0].rejected == rejected
 
 
-def test_a_deeply_nested_field_ends_nothing(quarantine: Quarantine) -> None:
+def test_a_packet_with_a_deeply_nested_field_is_rejected(quarantine: Quarantine) -> None:
     """Python cannot print such a value."""
     (fields, data), *others = good(np.random.default_rng(0), 3)
     for name in ("label", "shape", "later"):
@@ -395,7 +396,7 @@ def _rows(each: FakeRecord) -> list[Any]:
     return rows
 
 
-def test_a_failure_comes_after_the_batches_before_it(quarantine: Quarantine) -> None:
+def test_batches_before_a_failure_are_returned_before_the_error(quarantine: Quarantine) -> None:
     class Failing(FakeReader):
         def read(self, position: int, max_bytes: int = 0) -> list[FakeRecord]:
             if position == 3:
@@ -410,7 +411,7 @@ def test_a_failure_comes_after_the_batches_before_it(quarantine: Quarantine) -> 
             assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_running_out_of_memory_is_no_bad_sample(quarantine: Quarantine) -> None:
+def test_a_lack_of_memory_does_not_count_as_a_bad_sample(quarantine: Quarantine) -> None:
     class Starved(Decoder):
         def block(self, rows: Any, payload: Any) -> Any:
             raise MemoryError("no more")
@@ -423,7 +424,7 @@ def test_running_out_of_memory_is_no_bad_sample(quarantine: Quarantine) -> None:
     assert not quarantine.counts
 
 
-def test_close_wakes_waiting_calls(quarantine: Quarantine) -> None:
+def test_close_ends_a_call_that_waits_for_a_batch(quarantine: Quarantine) -> None:
     before = threading.active_count()
     batches = Batches(FakeReader([]), Decoder(SIZE), quarantine, 4)
     found: list[Any] = []
@@ -469,7 +470,7 @@ def test_bad_samples_land_in_the_quarantine_once(tmp_path: Path) -> None:
     bomb = ({"codec": "png", "id": "../../etc/x\0"}, png_bomb(12_000, 12_000))
     records = [record(1, [bomb, *good(np.random.default_rng(0), 4)], producer="../robot")]
     folder = tmp_path / "quarantine"
-    for _ in range(3):  # as after crashes
+    for _ in range(3):  # as if after crashes
         with Batches(FakeReader(records), Decoder(SIZE), Quarantine(folder), 4) as batches:
             (batch,) = collect(batches, 1)
             assert batch.rejected == {"pixels": 1}

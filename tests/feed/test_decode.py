@@ -1,4 +1,4 @@
-"""The decoder: every colour mode, and every way in which a sample can be bad."""
+"""The decoder: colour modes, sizes, orientations, and the samples that it refuses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def refused(data: bytes, codec: str = "png", **options: Any) -> BadSample:
 
 
 def outcome(data: bytes, codec: str) -> str:
-    """The reason to refuse; "" for an image of the right shape."""
+    """Return the reason for a refusal, or "" for an image of the right shape."""
     try:
         return "" if decode(data, codec, max_pixels=10_000).shape == (8, 8, 3) else "wrong"
     except BadSample as error:
@@ -66,7 +66,7 @@ def outcome(data: bytes, codec: str) -> str:
 # -- raw
 
 
-def test_raw_of_the_right_shape_is_a_view() -> None:
+def test_a_raw_image_of_the_right_shape_is_decoded_to_a_view() -> None:
     data = RNG.bytes(8 * 8 * 3)
     image_HWC = decode_raw([8, 8, 3], data)
     assert image_HWC.tobytes() == data
@@ -75,7 +75,9 @@ def test_raw_of_the_right_shape_is_a_view() -> None:
 
 @table("shape", [(8, 8, 1), (8, 8, 4), (20, 13, 3), (5, 30, 1), (9, 9, 4), (1, 1, 3)])
 @table("channels", [1, 3])
-def test_raw_becomes_what_its_png_becomes(shape: tuple[int, int, int], channels: int) -> None:
+def test_a_raw_image_and_its_png_are_decoded_to_the_same_pixels(
+    shape: tuple[int, int, int], channels: int
+) -> None:
     data = RNG.bytes(shape[0] * shape[1] * shape[2])
     pixels = np.frombuffer(data, np.uint8).reshape(shape)
     png = encoded(Image.fromarray(pixels[:, :, 0] if shape[2] == 1 else pixels), "PNG")
@@ -91,7 +93,7 @@ def test_raw_samples_with_a_wrong_shape_are_refused(shape: Any) -> None:
     assert caught.value.reason == "shape"
 
 
-def test_block_takes_a_packet_without_a_copy() -> None:
+def test_block_returns_a_packet_of_images_without_a_copy() -> None:
     rows = [{"codec": "raw", "shape": [8, 8, 3], "size": 192} for _ in range(5)]
     payload = RNG.bytes(5 * 192)
     block = Decoder(8).block(rows, memoryview(payload))
@@ -113,7 +115,7 @@ def test_block_takes_a_packet_without_a_copy() -> None:
         {"size": 191},
     ],
 )
-def test_block_refuses_a_packet_with_one_odd_sample(odd: dict[str, Any]) -> None:
+def test_block_returns_none_for_a_packet_with_one_odd_sample(odd: dict[str, Any]) -> None:
     rows: list[dict[str, Any]] = [{"codec": "raw", "shape": [8, 8, 3], "size": 192}] * 4
     assert Decoder(8).block([*rows, {**rows[0], **odd}], bytes(5 * 192)) is None
 
@@ -142,7 +144,7 @@ def test_a_cmyk_jpeg_keeps_its_colours() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
-def test_grey_of_a_camera_with_more_bits_keeps_its_brightness(bits: int) -> None:
+def test_a_grey_image_of_more_than_8_bits_keeps_its_brightness(bits: int) -> None:
     values_HW = RNG.integers(0, 2**bits, (8, 8)).astype(np.uint16)
     values_HW[0, 0] = 2**bits - 1
     png = encoded(Image.fromarray(values_HW), "PNG")
@@ -174,8 +176,8 @@ def test_a_transparent_colour_of_a_palette_becomes_white() -> None:
 
 @table("mode", ["RGBA", "LA"])
 @table("size", [8, 4])
-def test_alpha_lies_over_white(mode: str, size: int) -> None:
-    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))  # black where nobody sees it
+def test_transparent_pixels_become_white(mode: str, size: int) -> None:
+    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))  # black under full transparency
     image.paste((0, 0, 0, 255), (0, 0, 4, 8))
     found = decode(encoded(image.convert(mode), "PNG"), size=size)
     assert (found[:, 0] == 0).all()
@@ -195,7 +197,7 @@ def test_an_animation_is_decoded_to_its_first_frame(kind: str) -> None:
     assert np.abs(found.astype(int) - np.array(RED)).max() <= 3
 
 
-def test_a_stereo_camera_s_file_is_its_first_picture() -> None:
+def test_a_file_of_a_stereo_camera_is_decoded_to_its_first_picture() -> None:
     images = [Image.new("RGB", (8, 8), colour) for colour in (RED, GREEN)]
     found = decode(encoded(images[0], "MPO", save_all=True, append_images=images[1:]), "jpeg")
     assert np.abs(found.astype(int) - np.array(RED)).max() <= 3
@@ -204,7 +206,7 @@ def test_a_stereo_camera_s_file_is_its_first_picture() -> None:
 # -- fit
 
 
-def test_resize_keeps_the_middle() -> None:
+def test_resize_keeps_the_central_square() -> None:
     image = Image.new("RGB", (40, 16), BLUE)
     image.paste(RED, (12, 0, 28, 16))  # the central square
     wide = decode(encoded(image, "PNG"))
@@ -214,13 +216,13 @@ def test_resize_keeps_the_middle() -> None:
     assert (wide[:, [0, -1], 0] > 200).all()  # the filter looks a little over the edge
 
 
-def test_resize_averages_what_it_shrinks() -> None:
+def test_resize_averages_the_pixels_of_a_larger_image() -> None:
     board = np.indices((64, 64)).sum(0) % 2 * 255
     found = decode(encoded(Image.fromarray(board.astype(np.uint8)), "PNG"))
     assert np.abs(found.astype(int) - 127).max() <= 3
 
 
-def test_a_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
+def test_a_jpeg_decoded_at_a_smaller_scale_looks_like_the_resized_original() -> None:
     image = picture(RNG, 12, 16).resize((640, 480), Image.Resampling.BICUBIC)
     expected = image.resize((48, 48), Image.Resampling.BILINEAR, box=(80, 0, 560, 480))
     found = decode(encoded(image, "JPEG", quality=95), "jpeg", size=48)
@@ -231,7 +233,7 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
     ("sides", "size", "decoded"),
     [((640, 480), 224, (240, 320)), ((480, 320), 200, (200, 300)), ((104, 120), 60, (75, 65))],
 )
-def test_a_jpeg_is_decoded_at_the_least_eighth_that_suffices(
+def test_a_jpeg_is_decoded_at_the_smallest_sufficient_multiple_of_an_eighth(
     sides: tuple[int, int], size: int, decoded: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[tuple[int, int]] = []
@@ -252,13 +254,13 @@ def test_a_jpeg_is_decoded_at_the_least_eighth_that_suffices(
 
 
 @table("sides", [(32, 32), (56, 32), (20, 20)])
-def test_a_jpeg_that_is_not_shrunk_has_pillow_s_pixels(sides: tuple[int, int]) -> None:
+def test_a_jpeg_that_is_not_shrunk_has_the_same_pixels_as_in_pillow(sides: tuple[int, int]) -> None:
     image = picture(RNG, 12, 16).resize(sides, Image.Resampling.BICUBIC)
     data = encoded(image, "JPEG", quality=90)
     with Image.open(BytesIO(data)) as decoded:
         expected_HWC = decode(encoded(decoded, "PNG"), size=32)
     worst = np.abs(decode(data, "jpeg", size=32).astype(int) - expected_HWC).max()
-    assert worst <= (0 if min(sides) == 32 else 2)  # what is drawn larger is rounded
+    assert worst <= (0 if min(sides) == 32 else 2)  # enlarged pixels are rounded
 
 
 @pytest.mark.parametrize("size", [16, 80])
@@ -274,7 +276,7 @@ def test_a_jpeg_with_extraneous_bytes_is_decoded(size: int) -> None:
 
 @table("cut", [1, 2])
 @table("options", [{}, {"progressive": True}])
-def test_a_jpeg_that_lacks_only_its_end_mark_is_whole(cut: int, options: dict[str, Any]) -> None:
+def test_a_jpeg_that_lacks_only_its_end_mark_is_decoded(cut: int, options: dict[str, Any]) -> None:
     data = encoded(picture(RNG, 20, 20), "JPEG", **options)
     assert (decode(data[:-cut], "jpeg") == decode(data, "jpeg")).all()
     assert refused(data[:-3], "jpeg").reason == "damaged"
@@ -330,7 +332,7 @@ def test_decode_finds_the_orientation_behind_a_thumbnail(marker: bytes, name: by
 
 @table("kind", ["JPEG", "PNG", "WEBP"])
 @table("exif", [b"Exif\0\0MM\0*\0\0", b"Exif\0\0rubbish", b"Exif\0\0"])
-def test_damaged_exif_harms_nothing(exif: bytes, kind: str) -> None:
+def test_an_image_with_damaged_exif_is_decoded(exif: bytes, kind: str) -> None:
     image = Image.new("RGB", (8, 8), RED)
     found = decode(encoded(image, kind, quality=100, exif=exif), kind.lower())
     assert np.abs(found.astype(int) - np.array(RED)).max() <= 3
@@ -343,16 +345,16 @@ def long_texts() -> PngImagePlugin.PngInfo:
 
 
 @table("extra", [{"pnginfo": long_texts()}, {"icc_profile": bytes(2_000_000)}])
-def test_long_texts_and_profiles_of_a_png_harm_nothing(extra: dict[str, Any]) -> None:
+def test_a_png_with_a_long_text_or_profile_is_decoded(extra: dict[str, Any]) -> None:
     image = picture(RNG, 8, 8)
     np.testing.assert_array_equal(decode(encoded(image, "PNG", **extra)), np.asarray(image))
 
 
-# -- what is refused
+# -- refused samples
 
 
 @table("sides", [(12_000, 12_000), (60_000, 60_000), (2**31 - 1, 1), (5_000, 5_001)])
-def test_a_pixel_bomb_goes_by_its_header(
+def test_a_pixel_bomb_is_refused_by_its_header(
     sides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(*_: Any) -> None:
@@ -377,7 +379,7 @@ def segment(marker: int, content: bytes) -> bytes:
 
 
 def scan_bomb(side: int, scans: int) -> bytes:
-    """A sound progressive JPEG in grey, of one scan for DC and others that change nothing."""
+    """Return a valid grey progressive JPEG: one scan for DC, and scans that change nothing."""
     blocks = ((side + 7) // 8) ** 2
     size = side.to_bytes(2, "big")
     head = segment(0xDB, bytes(1) + b"\1" * 64)
@@ -395,8 +397,8 @@ def scan_bomb(side: int, scans: int) -> bytes:
     return b"\xff\xd8" + head + b"".join(parts) + b"\xff\xd9"
 
 
-def test_a_scan_bomb_goes_by_its_markers() -> None:
-    """Each scan takes as long as all pixels, and next to no bytes: this one some minutes."""
+def test_a_scan_bomb_is_refused_by_its_markers() -> None:
+    """Each scan takes as long as all pixels, in few bytes. This image would take minutes."""
     began = time.process_time()
     error = refused(scan_bomb(7000, 20_000), "jpeg", max_pixels=50_000_000)
     assert (error.reason, time.process_time() - began < 5.0) == ("pixels", True)
@@ -407,7 +409,7 @@ def test_a_scan_bomb_goes_by_its_markers() -> None:
 
 
 def truncated_jpeg(side: int, scans: int) -> bytes:
-    """A JPEG whose header claims a large picture, and whose scans are cut short."""
+    """Return a JPEG whose header claims a large picture, and whose scans are cut short."""
     data = scan_bomb(8, scans)
     frame = data.index(b"\xff\xc2") + 5
     return data[:frame] + side.to_bytes(2, "big") * 2 + data[frame + 4 :]
@@ -424,10 +426,10 @@ def truncated_jpeg(side: int, scans: int) -> bytes:
         (lambda: encoded(Image.new("1", (2000, 2000)), "PNG"), "png"),
     ],
 )
-def test_few_bytes_that_take_long_to_decode_are_refused(
+def test_an_image_of_few_bytes_that_takes_long_to_decode_is_refused(
     make: Callable[[], bytes], codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A producer's credit is in bytes: without a limit it holds hours of decoding."""
+    """Credit counts bytes. Without a limit, a producer's credit can buy hours of decoding."""
 
     def load(*_: Any) -> None:
         raise AssertionError("pixels were decoded")
@@ -455,7 +457,7 @@ def test_blank_images_of_usual_sizes_are_decoded(make: Callable[[], bytes], code
     assert decode(make(), codec).shape == (8, 8, 3)
 
 
-def test_pictures_within_a_jpeg_are_no_scans_of_it() -> None:
+def test_the_pictures_within_a_jpeg_do_not_count_as_its_scans() -> None:
     """Cameras put previews, and maps of any bytes, into segments."""
     data = encoded(picture(RNG, 40, 40), "JPEG", progressive=True)
     assert 5 <= scans_of(data) <= 16
@@ -483,7 +485,7 @@ def test_an_image_that_is_cut_short_is_refused_as_damaged(kind: str) -> None:
 
 
 @table("kind", ["JPEG", "PNG", "WEBP"])
-def test_whatever_is_flipped_it_decodes_or_is_refused(kind: str) -> None:
+def test_an_image_with_random_wrong_bytes_is_decoded_or_refused(kind: str) -> None:
     data, rng = encoded(picture(RNG, 20, 20), kind), random.Random(3)
     for _ in range(300):
         hostile = bytearray(data)
@@ -530,7 +532,9 @@ def test_a_sample_without_bytes_is_refused_as_empty() -> None:
         {"shape": [8, 8, 3]},
     ],
 )
-def test_fields_that_break_the_wire_s_rules(wrong: dict[str, Any]) -> None:
+def test_a_sample_whose_fields_break_the_rules_of_the_wire_is_refused(
+    wrong: dict[str, Any],
+) -> None:
     data = encoded(picture(RNG, 8, 8), "PNG")
     row = {"id": "a", "time": 1.0, "codec": "png", "size": len(data), **wrong}
     with pytest.raises(BadSample) as caught:
@@ -559,10 +563,10 @@ ODD: list[Any] = [
 
 
 @table("field", ["id", "time", "codec", "size", "shape", "dtype", "label", "meta"])
-def test_whatever_a_field_holds_the_sample_is_decoded_or_refused(field: str) -> None:
-    """An exception of another kind would stop the learner, at this record, at each start.
+def test_a_sample_with_an_odd_value_in_a_field_is_decoded_or_refused(field: str) -> None:
+    """An exception of another kind would stop the learner at this record, at each start.
 
-    A packet that needs no decoding is judged as its samples are one by one.
+    A packet without decoding gives the same result as its samples one by one.
     """
     raw = {"id": "a", "time": 1.0, "codec": "raw", "size": 192, "shape": [8, 8, 3]}
     vector = {**raw, "codec": "vector", "size": 8, "shape": [2], "dtype": "float32"}
@@ -578,7 +582,7 @@ def test_whatever_a_field_holds_the_sample_is_decoded_or_refused(field: str) -> 
 
 
 def accepted(rows: list[dict[str, Any]]) -> DecodeTask | None:
-    """Return the task for a packet of zeros with these samples, or None if no receiver takes it."""
+    """Return the task for a packet of zeros with these samples, or None if receivers refuse it."""
     size = sum(
         row["size"] for row in rows if type(row["size"]) is int and row["size"] in range(999)
     )
@@ -601,14 +605,18 @@ def accepted(rows: list[dict[str, Any]]) -> DecodeTask | None:
         ({"dtype": "float64"}, "shape"),
     ],
 )
-def test_a_vector_s_fault_is_in_its_fields_or_its_shape(wrong: dict[str, Any], reason: str) -> None:
+def test_a_bad_vector_is_refused_by_its_fields_or_its_shape(
+    wrong: dict[str, Any], reason: str
+) -> None:
     row = {"id": "a", "time": 1.0, "codec": "vector", "size": 8, "shape": [2], "dtype": "float32"}
     with pytest.raises(BadSample) as caught:
         checked({**row, **wrong}, bytes(8), "cam")
     assert caught.value.reason == reason
 
 
-def test_running_out_of_memory_is_not_the_sample_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_raises_memory_error_and_no_bad_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def load(*_: Any) -> None:
         raise MemoryError
 
@@ -623,8 +631,10 @@ def test_running_out_of_memory_is_not_the_sample_s_fault(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("fit", ["crop", "letterbox"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_images_scaled_together_are_as_one_by_one(fit: Any, channels: Any) -> None:
-    """Sizes that are scaled together, alone and not at all, with orientations between them."""
+def test_images_that_are_scaled_together_equal_images_scaled_one_by_one(
+    fit: Any, channels: Any
+) -> None:
+    """Some sizes are scaled together, some alone, some not at all; one image is turned."""
     decoder = Decoder(16, channels, fit=fit)
     sides = [(16, 16), (20, 24), (31, 30), (20, 24), (200, 150), (20, 24), (9, 40), (8, 8)]
     files = [("JPEG", encoded(picture(RNG, *side), "JPEG")) for side in sides]
@@ -640,13 +650,13 @@ def test_images_scaled_together_are_as_one_by_one(fit: Any, channels: Any) -> No
     assert decoder.stacked([]).shape == (0, 16, 16, channels)
 
 
-def test_the_hash_of_a_large_image_is_that_of_its_bytes() -> None:
+def test_the_hash_of_a_large_image_is_the_hash_of_its_bytes() -> None:
     image_BHWC = RNG.integers(0, 256, (2, 224, 224, 3), np.uint8)
     expected = [xxh3_64_intdigest(one_HWC.tobytes()) >> 1 for one_HWC in image_BHWC]
     assert content_hashes(image_BHWC).tolist() == expected
 
 
-def test_the_decode_of_a_subclass_is_used_for_whole_packets() -> None:
+def test_a_whole_packet_is_decoded_by_the_decode_method_of_a_subclass() -> None:
     class Negative(Decoder):
         def decode(self, sample: Sample) -> Any:
             return 255 - super().decode(sample)
@@ -656,7 +666,7 @@ def test_the_decode_of_a_subclass_is_used_for_whole_packets() -> None:
     assert np.array_equal(found_HWC, 255 - Decoder(16).decode(sample))
 
 
-def test_threads_decode_alike() -> None:
+def test_all_threads_decode_an_image_to_the_same_pixels() -> None:
     decoder, data = Decoder(8), encoded(picture(RNG, 100, 80), "JPEG")
     row = {"id": "a", "time": 1.0, "codec": "jpeg", "size": len(data)}
     found: list[bytes] = []

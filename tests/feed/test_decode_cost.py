@@ -1,4 +1,4 @@
-"""Samples that take long to decode: what they cost, and how the receiver shares their decoding."""
+"""Samples that take long to decode: their costs, and the shares that producers get."""
 
 import contextlib
 import struct
@@ -36,7 +36,7 @@ def encoded(image, codec, **options):
 
 
 def interlaced(width, height):
-    """A blank grey PNG in seven passes, which Pillow reads and does not write."""
+    """Return a blank grey PNG in seven passes. Pillow reads this form but cannot write it."""
     starts = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2))
     rows = b""
     for x, y, across, down in (*starts, (0, 1, 1, 2)):
@@ -55,12 +55,12 @@ def chunk(kind, data):
 
 
 def blank(side=1024):
-    """A picture of few bytes and many pixels."""
+    """Return a picture of few bytes and many pixels."""
     return encoded(Image.new("RGB", (side, side), (9, 9, 9)), "webp", lossless=True)
 
 
 def noise(side=128):
-    """A picture of many bytes for its pixels, as photos are."""
+    """Return a picture with many bytes for each pixel, like a photo."""
     pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8)
     return encoded(Image.fromarray(pixels), "jpeg", quality=75)
 
@@ -80,7 +80,7 @@ def examples():
         yield "png", interlaced(*size)
 
 
-def test_an_image_costs_its_pixels_as_pillow_reads_them_or_its_bytes() -> None:
+def test_an_image_costs_the_pixels_that_pillow_reads_or_its_bytes() -> None:
     dear = 0
     for codec, data in examples():
         with Image.open(BytesIO(data)) as image:
@@ -107,7 +107,7 @@ def test_photos_and_small_pictures_cost_their_bytes() -> None:
 
 
 def test_broken_headers_cost_no_more_than_an_image_can() -> None:
-    """Whatever is cut off or flipped; and a wrong codec costs the bytes."""
+    """Headers with a cut or a wrong byte; an image under a wrong codec costs its bytes."""
     draw = np.random.default_rng(0)
     for codec, data in examples():
         most = max(len(data), max(1 << 20, 512 * len(data)) // WORK_PER_CHARGED_BYTE)
@@ -121,8 +121,8 @@ def test_broken_headers_cost_no_more_than_an_image_can() -> None:
         assert decode_cost(codec, b"") == 0
 
 
-def test_a_size_that_is_hidden_in_the_header_is_found_or_counts_as_the_largest() -> None:
-    """Pillow passes over other parts before the size, and believes the last IHDR."""
+def test_a_hidden_size_in_a_header_is_found_or_counts_as_the_largest() -> None:
+    """Pillow skips other parts before the size, and uses the last IHDR."""
     jpeg = encoded(Image.new("RGB", (1024, 1024)), "jpeg", progressive=True)
     long, short = b"\xff\xfe\x00\x42" + b"a" * 64, b"\xff\xfe\x00\x04ab"
     for parts, read in (
@@ -161,14 +161,14 @@ def test_an_image_that_the_learner_refuses_by_its_header_costs_its_bytes() -> No
         ("webp", b"RIFF0000WEBPVP8X" + bytes(4 << 20)),
     ],
 )
-def test_headers_that_never_end_take_no_time(codec, data) -> None:
+def test_the_cost_of_an_endless_header_is_computed_quickly(codec, data) -> None:
     begun = time.thread_time()
     decode_cost(codec, memoryview(data))
     assert time.thread_time() - begun < 0.5
     if codec == "jpeg" and data[2:4] == b"\xff\xff":
         begun = time.thread_time()
         scans_of(data)
-        assert time.thread_time() - begun < 0.5  # took hours
+        assert time.thread_time() - begun < 0.5  # a naive scan takes hours
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,10 @@ def test_headers_that_never_end_take_no_time(codec, data) -> None:
         ("png", b"\x89PNG\r\n\x1a\n", b"\0\0\0\0tEXt\0\0\0\0"),
     ],
 )
-def test_a_packet_of_headers_with_many_parts_takes_no_time(codec, head, part) -> None:
-    """The receiver reads them between the commits of all producers."""
+def test_the_cost_of_a_packet_of_headers_with_many_parts_is_computed_quickly(
+    codec, head, part
+) -> None:
+    """The receiver reads headers between the commits of all producers."""
     data = head + part * 1000
     count = (8 << 20) // len(data)
     rows = [{"codec": codec, "size": len(data)}] * count
@@ -211,7 +213,7 @@ class Reader:
         self.journal = JournalReader(running.journal.path)
 
     def step(self):
-        """Read what decodes in 20 ms; note the most that waited."""
+        """Read the records that decode in 20 ms, and note the largest waiting cost."""
         records = self.journal.read(self.read)
         costs = [self.costs(record) for record in records]
         self.most = max(self.most, sum(costs))
@@ -232,7 +234,7 @@ class Reader:
 
 
 def sending(endpoint, name, data, codec, stop):
-    """A thread with a producer that always has more to send."""
+    """Return a thread with a producer that always has more to send."""
 
     def run():
         producer = Producer(endpoint, name, packet_samples=1, buffer_bytes=512 * KIB)
@@ -250,7 +252,7 @@ def sending(endpoint, name, data, codec, stop):
 
 
 def test_producers_get_equal_shares_of_decoding(tmp_path) -> None:
-    """A million blank pixels in 86 bytes beside photos of 16 KB, at a learner that is too slow."""
+    """A slow learner gets a million blank pixels in 86 bytes beside photos of 16 KB."""
     stop = threading.Event()
     with Running(tmp_path, max_lag_bytes=512 * KIB, **LIMITS) as running:
         reader = Reader(running, 128 * KIB)
@@ -276,11 +278,11 @@ def test_producers_get_equal_shares_of_decoding(tmp_path) -> None:
     total = sum(reader.cost.values())
     assert total >= 8 << 20, reader.cost
     assert 0.35 < reader.cost["bombs"] / total < 0.65, reader.cost
-    assert reader.most < 1 << 20  # max_lag_bytes, a packet, and what was sent before it was known
+    assert reader.most < 1 << 20  # max_lag_bytes, a packet, and packets already under way
 
 
-def test_a_journal_of_bombs_holds_no_more_decoding_than_one_of_photos(tmp_path) -> None:
-    """A peer that sends all its credit at once is sent back, and loses nothing."""
+def test_a_journal_of_bombs_holds_no_more_decoding_than_a_journal_of_photos(tmp_path) -> None:
+    """The receiver requests excess packets again later, and no packet is lost."""
     data = blank()
     with (
         Running(tmp_path, max_lag_bytes=512 * KIB, **LIMITS) as running,
@@ -296,7 +298,7 @@ def test_a_journal_of_bombs_holds_no_more_decoding_than_one_of_photos(tmp_path) 
         assert 512 // 64 <= sequence - 1 <= 512 // 64 + 1
         until(lambda: running.receiver._protocol.credit.room < 0)
 
-        def go_on():  # each time that the learner has read, as many more come in
+        def go_on():  # after each read of the learner, as many more are accepted
             running.offsets.publish(running.journal.last + 1, 1)
             while peer.socket.poll(100):
                 peer.hear(Ack | Nack)

@@ -20,7 +20,7 @@ def decode(data: bytes, **options: Any) -> NDArray[np.uint8]:
 
 
 def lossless_jpeg(side: int) -> bytes:
-    """A lossless JPEG of grey 90: a difference of -38 to 128, then differences of 0."""
+    """Return a lossless JPEG of grey 90: a difference of -38 to 128, then differences of 0."""
     codes = b"\xff\xc4\0\x15\0\1\1" + bytes(14) + b"\0\6"  # 0: no difference, 10: six bits follow
     sides = side.to_bytes(2, "big") * 2
     frame = b"\xff\xc3\0\x0b\x08" + sides + b"\1\1\x11\0" + b"\xff\xda\0\x08\1\1\0\1\0\0"
@@ -33,13 +33,13 @@ def test_a_lossless_jpeg_is_not_scaled_while_it_is_decoded(
     channels: int, fit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decode_jpeg(*_: Any, **__: Any) -> None:
-        pytest.fail("it writes all pixels into a buffer of the smaller size")
+        pytest.fail("simplejpeg writes all pixels into a buffer of the smaller size")
 
     monkeypatch.setattr("simplejpeg.decode_jpeg", decode_jpeg)
     assert (decode(lossless_jpeg(400), channels=channels, fit=fit) == 90).all()
 
 
-def test_a_jpeg_with_four_rows_of_pixels_for_one_of_colours() -> None:
+def test_a_jpeg_with_four_rows_of_pixels_for_one_row_of_colours_is_decoded() -> None:
     data = encoded(Image.new("RGB", (32, 32), (200, 30, 60)), "JPEG", quality=95)
     frame = data.index(b"\xff\xc0")
     assert data[frame + 11] == 0x22  # 2 x 2 pixels for a colour: as many as 1 x 4
@@ -48,14 +48,14 @@ def test_a_jpeg_with_four_rows_of_pixels_for_one_of_colours() -> None:
 
 
 @pytest.mark.parametrize("frame", [b"\xff\xf7\0\x0b\x08", b"\xff\xc1\0\x0b\x0c"])
-def test_forms_of_medical_pictures_are_named_with_the_remedy(frame: bytes) -> None:
-    """JPEG-LS, and a JPEG of 12 bits a level."""
+def test_the_error_names_the_remedy_for_formats_of_medical_pictures(frame: bytes) -> None:
+    """The files are a JPEG-LS, and a JPEG of 12 bits per level."""
     data = lossless_jpeg(400).replace(b"\xff\xc3\0\x0b\x08", frame)
     with pytest.raises(BadSample, match="it is JPEG-LS or has 12 bits a level: convert it to PNG"):
         decode(data)
 
 
-def test_a_lossless_frame_is_found_behind_other_segments_and_not_in_them() -> None:
+def test_a_lossless_frame_is_found_after_other_segments_and_not_in_them() -> None:
     plain, data = encoded(Image.new("L", (400, 400), 90), "JPEG"), lossless_jpeg(400)
     fake = b"\xff\xe2\0\x0a" + b"\xff\xda\xff\xc3\xff\xd9" + b"\0\0"
     assert jpeg_header(plain[:2] + fake + plain[2:]) == (False, False)

@@ -48,7 +48,7 @@ ends."""
 
 
 class Fragile(Decoder):
-    """A decoder that some images end."""
+    """A decoder that fails at some images, each in its own way."""
 
     def read(self, sample: Sample) -> Pixels:
         match bytes(sample.data[:1])[0]:
@@ -109,7 +109,7 @@ def told(sample: Any) -> tuple[Any, ...]:
 
 
 def marked(*firsts: int) -> DecodeTask:
-    """Return a task of raw images with these first bytes; they are too large to be taken whole."""
+    """Return a task of raw images with these first bytes, too large to be used unscaled."""
     rng, samples = np.random.default_rng(len(firsts)), []
     for first in firsts:
         row, data = raw(rng, SIZE + 1, SIZE + 1, 3)
@@ -118,7 +118,9 @@ def marked(*firsts: int) -> DecodeTask:
     return task
 
 
-def test_equals_decoding_in_this_process(process: IsolatedDecoder) -> None:
+def test_decoding_in_another_process_equals_decoding_in_this_process(
+    process: IsolatedDecoder,
+) -> None:
     reasons = set[str]()
     for seed in range(12):
         rng = np.random.default_rng(seed)
@@ -127,11 +129,11 @@ def test_equals_decoding_in_this_process(process: IsolatedDecoder) -> None:
             expected = decode_chunk(Decoder(SIZE), task)
             assert_same(decode_chunk(Decoder(SIZE), task, decode=process.decode), expected)
             reasons |= {one.error.reason for one in expected.rejected}
-    assert reasons == set(REASONS) - {"packet"}, "which the tasks themselves find"
+    assert reasons == set(REASONS) - {"packet"}, "JournalTasks finds bad packets itself"
 
 
 @pytest.mark.parametrize("seed", [3, 8])
-def test_batches_equal_the_naive_twin(seed: int, tmp_path: Path) -> None:
+def test_batches_decoded_in_processes_equal_the_naive_twin(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     records, decoder = journal(rng, 24, bad=0.3, gaps=0.1), Decoder(SIZE)
     expected = list(naive_batches(records, decoder, 5, START))
@@ -143,7 +145,7 @@ def test_batches_equal_the_naive_twin(seed: int, tmp_path: Path) -> None:
     assert sum(quarantine.counts.values()) > 0
 
 
-def test_a_learner_learns_the_same_from_processes(
+def test_a_learner_with_decoder_processes_has_the_same_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = learned("cpu", tmp_path)
@@ -154,7 +156,9 @@ def test_a_learner_learns_the_same_from_processes(
     assert sum(one.rejected.get("damaged", 0) for one in found) > 0
 
 
-def test_originals_are_kept_as_without_a_process(tmp_path: Path, process: IsolatedDecoder) -> None:
+def test_the_same_originals_are_kept_with_and_without_a_process(
+    tmp_path: Path, process: IsolatedDecoder
+) -> None:
     kept = []
     tasks = tasks_of(journal(np.random.default_rng(1), 12, bad=0.3, gaps=0.0))
     for name, decode in (("here", None), ("there", process.decode)):
@@ -165,7 +169,7 @@ def test_originals_are_kept_as_without_a_process(tmp_path: Path, process: Isolat
     assert sum(map(bool, kept[0])) > 10
 
 
-def test_an_image_that_ends_its_decoder_is_rejected_alone(
+def test_only_the_image_that_ends_its_decoder_is_rejected(
     process: IsolatedDecoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = marked(1, DEADLY, 2, 3, DEADLY, 4)
@@ -180,10 +184,12 @@ def test_an_image_that_ends_its_decoder_is_rejected_alone(
         (4, "damaged", error),
     ]
     assert "a process that decodes ended (SIGSEGV); another one starts" in caplog.text
-    assert_same(decode_chunk(Decoder(SIZE), task, decode=process.decode), chunk)  # as a replay
+    assert_same(
+        decode_chunk(Decoder(SIZE), task, decode=process.decode), chunk
+    )  # a replay gives the same
 
 
-def test_an_image_without_memory_for_it_is_rejected(process: IsolatedDecoder) -> None:
+def test_an_image_that_needs_too_much_memory_is_rejected(process: IsolatedDecoder) -> None:
     chunk = decode_chunk(Decoder(SIZE), marked(LARGE, 1), decode=process.decode)
     assert chunk.index_B.tolist() == [1]
     (rejected,) = chunk.rejected
@@ -193,7 +199,9 @@ def test_an_image_without_memory_for_it_is_rejected(process: IsolatedDecoder) ->
 def test_an_image_whose_decoding_never_ends_is_rejected(
     process: IsolatedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode_chunk(Decoder(SIZE), marked(1), decode=process.decode)  # with the patience of a start
+    decode_chunk(
+        Decoder(SIZE), marked(1), decode=process.decode
+    )  # so that the time limit of a start does not apply
     monkeypatch.setattr(decode_process, "PATIENCE", 5.0)
     monkeypatch.setattr(decode_process, "WAIT", 0.1)
     chunk = decode_chunk(Decoder(SIZE), marked(1, ENDLESS), decode=process.decode)
@@ -203,9 +211,7 @@ def test_an_image_whose_decoding_never_ends_is_rejected(
 
 
 @pytest.mark.parametrize("count", [1, 6])
-def test_nothing_is_lost_to_a_process_that_somebody_kills(
-    count: int, process: IsolatedDecoder
-) -> None:
+def test_a_killed_decoder_process_loses_no_sample(count: int, process: IsolatedDecoder) -> None:
     task = marked(*range(count))
     for _ in range(3):
         decode_chunk(Decoder(SIZE), task, decode=process.decode)
@@ -216,10 +222,10 @@ def test_nothing_is_lost_to_a_process_that_somebody_kills(
 
 
 @pytest.mark.parametrize("count", [1, 6])
-def test_no_sample_is_lost_to_others_that_end_every_process(
+def test_decoder_processes_that_are_terminated_again_and_again_lose_no_sample(
     count: int, process: IsolatedDecoder
 ) -> None:
-    """As a service manager does, which sends SIGTERM to all processes of a service."""
+    """A service manager sends SIGTERM to all processes of a service."""
     task, over = marked(*range(count)), threading.Event()
 
     def end_all() -> None:
@@ -237,7 +243,7 @@ def test_no_sample_is_lost_to_others_that_end_every_process(
     thread.join()
 
 
-def test_a_process_that_cannot_start_is_an_error_and_nothing_waits(
+def test_batches_raise_if_no_decoder_process_can_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(_: object) -> None:
@@ -284,24 +290,24 @@ def test_close_ends_a_process_whose_decoding_never_ends(tmp_path: Path) -> None:
     assert time.monotonic() - began < 60, "the image would take 600 s"
 
 
-def test_a_process_goes_on_at_an_interrupt_of_its_group(process: IsolatedDecoder) -> None:
+def test_a_decoder_process_ignores_an_interrupt(process: IsolatedDecoder) -> None:
     task = marked(1, 2)
     decode_chunk(Decoder(SIZE), task, decode=process.decode)
     assert process.process is not None
     before = process.process._process.pid
     os.kill(before or 0, signal.SIGINT)
-    process.process._process.join(1.0)  # it would end within this time
+    process.process._process.join(1.0)  # an interrupted process would end within this time
     decode_chunk(Decoder(SIZE), task, decode=process.decode)
     assert process.process._process.pid == before
 
 
-def test_a_fault_of_the_decoder_is_an_error_and_no_bad_sample(process: IsolatedDecoder) -> None:
+def test_a_fault_of_the_decoder_raises_and_rejects_no_sample(process: IsolatedDecoder) -> None:
     with pytest.raises(RuntimeError, match=r"the decoder failed:(.|\n)*not 'memoryview'"):
         decode_chunk(Decoder(SIZE), marked(1, WRONG), decode=process.decode)
     assert len(decode_chunk(Decoder(SIZE), marked(1, 2), decode=process.decode).batch) == 2
 
 
-def test_batches_end_with_the_fault_of_the_decoder(tmp_path: Path) -> None:
+def test_batches_raise_if_the_decoder_cannot_be_sent_to_a_process(tmp_path: Path) -> None:
     samples = [raw(np.random.default_rng(0), SIZE + 1, SIZE, 3)]
     reader, quarantine = FakeReader([record(1, samples)]), Quarantine(tmp_path, rate=0)
     with (
@@ -312,7 +318,7 @@ def test_batches_end_with_the_fault_of_the_decoder(tmp_path: Path) -> None:
     assert batches.offset == Offset(1, 0)
 
 
-def test_close_ends_the_processes(tmp_path: Path) -> None:
+def test_close_ends_the_decoder_processes(tmp_path: Path) -> None:
     reader = FakeReader(journal(np.random.default_rng(2), 20, bad=0.2, gaps=0.0))
     quarantine = Quarantine(tmp_path, rate=0)
     with Batches(reader, Decoder(SIZE), quarantine, 4, workers=2, processes=True) as batches:
@@ -341,7 +347,7 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_end_with_a_killed_learner(tmp_path: Path) -> None:
+def test_decoder_processes_end_after_their_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as parent:

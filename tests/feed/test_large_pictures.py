@@ -23,7 +23,7 @@ def picture(width: int, height: int, kind: str = "png") -> Sample:
 
 
 @table(("channels", "fit", "kind"), [(1, "letterbox", "png"), (3, "crop", "jpeg")])
-def test_large_pictures_are_decoded_as_by_a_decoder_without_limit(
+def test_the_decoder_for_own_files_decodes_a_picture_above_the_limit(
     channels: Literal[1, 3], fit: Literal["crop", "letterbox"], kind: str
 ) -> None:
     sample = picture(900, 400, kind)
@@ -42,7 +42,7 @@ def test_a_picture_beyond_all_limits_names_the_remedy() -> None:
         for_own_files(Decoder(8)).decode(Sample("large", out.getvalue(), "png"))
 
 
-def test_vectors_and_a_users_own_decoder_are_left_as_they_are() -> None:
+def test_for_own_files_returns_a_vector_decoder_and_a_user_s_decoder_unchanged() -> None:
     class Own(Decoder):
         pass
 

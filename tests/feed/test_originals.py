@@ -40,10 +40,10 @@ def kept(folder: Path, budget: int = 10_000, held: Sequence[str] = ()) -> KeptOr
     return KeptOriginals(folder, SHAPE, budget, held)
 
 
-def test_any_history_leaves_the_files_that_a_list_of_samples_would_leave(
+def test_the_store_keeps_the_same_files_as_its_naive_twin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The twin: each sample is on its way, held or gone, and files of the others may not exist."""
+    """In the twin, each sample is under way, held or gone, and only gone ones lack a file."""
     monkeypatch.setattr(module, "SWEEP", 3)
     rng = random.Random(0)
     store = kept(tmp_path)
@@ -79,7 +79,7 @@ def test_any_history_leaves_the_files_that_a_list_of_samples_would_leave(
     assert not store.unkept
 
 
-def test_bytes_are_those_that_were_sent(tmp_path: Path) -> None:
+def test_the_store_returns_the_bytes_that_were_sent(tmp_path: Path) -> None:
     store = kept(tmp_path)
     name = store.keep(row(), memoryview(b"any bytes"))
     assert name is not None
@@ -102,7 +102,7 @@ def test_samples_that_the_memory_holds_entirely_are_not_stored(
     assert not store.unkept
 
 
-def test_the_budget_bounds_the_files_and_is_told(
+def test_the_budget_bounds_the_files_and_the_log_names_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = kept(tmp_path, budget=250)
@@ -110,7 +110,7 @@ def test_the_budget_bounds_the_files_and_is_told(
     assert store.keep(row(), b"b" * 100) is not None
     for _ in range(9):
         assert store.keep(row(), b"c" * 100) is None
-    assert store.keep(row(), b"a" * 100) == first  # takes no more room
+    assert store.keep(row(), b"a" * 100) == first  # the same bytes take no more room
     assert (store.bytes, store.unkept) == (200, {"budget": 9})
     assert caplog.text.count("raise originals.budget") == 1
     assert first is not None
@@ -121,8 +121,8 @@ def test_the_budget_bounds_the_files_and_is_told(
     assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) == store.bytes == 200
 
 
-def test_a_start_deletes_what_no_checkpoint_holds(tmp_path: Path) -> None:
-    """As after a kill, which may also leave half of a file."""
+def test_a_start_deletes_the_files_that_no_checkpoint_holds(tmp_path: Path) -> None:
+    """A kill leaves such files, and may also leave half of a file."""
     store = kept(tmp_path)
     names = [store.keep(row(), f"picture {n}".encode()) for n in range(6)]
     half = tmp_path / str(names[0])[:2] / "half.1.part"
@@ -163,14 +163,14 @@ def test_a_name_in_a_foreign_checkpoint_leads_to_no_other_file(tmp_path: Path) -
     assert victim.read_text() == "precious"
 
 
-def test_a_pipe_in_the_place_of_an_original_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_read_does_not_wait_for_a_pipe_in_the_place_of_an_original(tmp_path: Path) -> None:
     (tmp_path / "00").mkdir()
     os.mkfifo(tmp_path / "00" / ("0" * 32))
     with pytest.raises(OSError, match="is a pipe"):
         Originals(tmp_path).read("0" * 32)
 
 
-def test_foreign_files_among_the_originals_stay_and_harm_nothing(tmp_path: Path) -> None:
+def test_foreign_files_among_the_originals_stay_and_do_not_count(tmp_path: Path) -> None:
     name = kept(tmp_path).keep(row(), b"whole")
     assert name is not None
     foreign = tmp_path / name[:2] / ".DS_Store", tmp_path / "zz" / name
@@ -184,7 +184,7 @@ def test_foreign_files_among_the_originals_stay_and_harm_nothing(tmp_path: Path)
     assert all(path.exists() for path in foreign)
 
 
-def test_a_full_disk_is_counted_and_told_and_stops_nothing(
+def test_the_store_counts_and_logs_a_full_disk_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = kept(tmp_path)
@@ -201,7 +201,7 @@ def test_a_full_disk_is_counted_and_told_and_stops_nothing(
     assert store.keep(row(), b"0") is not None  # there is room again
 
 
-def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path: Path) -> None:
+def test_the_store_goes_on_without_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = kept(tmp_path / "file" / "originals")
     assert store.keep(row(), b"0") is None
@@ -230,6 +230,6 @@ def test_threads_store_the_same_bytes_once(tmp_path: Path) -> None:
 
 
 @table("budget", [0, -1])
-def test_a_budget_without_room_is_refused(budget: int, tmp_path: Path) -> None:
+def test_a_budget_below_one_byte_is_refused(budget: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"budget {budget}: must be at least 1 byte, or null"):
         kept(tmp_path, budget)

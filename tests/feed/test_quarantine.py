@@ -1,4 +1,4 @@
-"""The quarantine: bounded, safe against names, and never in the way."""
+"""The quarantine is bounded, safe against hostile names, and never stops the learner."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_quarantine_keeps_the_payload_and_the_reason(tmp_path: Path) -> None
     assert quarantine.bytes == sum(map(len, files(quarantine.folder).values()))
 
 
-def test_counts_by_reason_and_tells_one_of_each(
+def test_the_quarantine_counts_by_reason_and_logs_each_reason_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     quarantine = Quarantine(tmp_path)
@@ -68,7 +68,7 @@ def test_counts_by_reason_and_tells_one_of_each(
     assert str(tmp_path) in told[1]
 
 
-def test_counts_a_bounded_number_of_producers_apart(tmp_path: Path) -> None:
+def test_the_quarantine_counts_a_bounded_number_of_producers_separately(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path, rate=0)
     for sequence in range(300):
         put(quarantine, sequence, producer=f"robot-{sequence}")
@@ -100,14 +100,14 @@ def test_a_full_quarantine_drops_the_oldest_samples(
     assert [note["sequence"] for note in notes(tmp_path)] == list(range(10 - kept, 10))
 
 
-def test_drops_the_oldest_across_restarts(tmp_path: Path) -> None:
+def test_the_quarantine_drops_the_oldest_samples_across_restarts(tmp_path: Path) -> None:
     for sequence in range(1, 10):
         quarantine = Quarantine(tmp_path, max_files=6)
         put(quarantine, sequence)
-        for path in tmp_path.iterdir():  # names would give the same order: let time decide
+        for path in tmp_path.iterdir():  # the order must follow the times, not the names
             turned = 1_000_000_000 - int(path.name.split(".")[2])
             os.utime(path, ns=(turned, turned))
-    # the newest of each run looks the oldest to the next one
+    # The newest file of each run has the oldest time in the next run.
     assert [note["sequence"] for note in notes(tmp_path)] == [1, 2, 9]
     assert Quarantine(tmp_path, max_files=2).files == 2
     assert len(files(tmp_path)) == 2
@@ -143,7 +143,7 @@ def test_hostile_names_write_no_file_outside_the_quarantine(tmp_path: Path) -> N
         assert len(files(folder)) == 4, name
         assert all(path.is_file() and len(path.name) < 120 for path in folder.iterdir()), name
         assert all(len(note["id"]) <= 1024 for note in notes(folder)), name
-        assert Quarantine(folder).files == 4, "it knows them again"
+        assert Quarantine(folder).files == 4, "a restart finds all files"
     assert len(list(tmp_path.iterdir())) == len(hostile)
 
 
@@ -168,7 +168,7 @@ def test_hostile_fields_leave_small_notes_and_are_counted(tmp_path: Path) -> Non
     assert all(path.stat().st_size < 4000 for path in tmp_path.glob("*.json"))
 
 
-def test_leaves_strangers_alone_and_clears_what_was_half_written(tmp_path: Path) -> None:
+def test_a_start_keeps_foreign_files_and_deletes_half_written_files(tmp_path: Path) -> None:
     put(Quarantine(tmp_path), 1)
     (tmp_path / "README").write_text("mine")
     (json_path,) = tmp_path.glob("*.json")
@@ -181,7 +181,7 @@ def test_leaves_strangers_alone_and_clears_what_was_half_written(tmp_path: Path)
     assert [note["sequence"] for note in notes(tmp_path)] == [2]
 
 
-def test_a_payload_without_its_note_is_written_anew(tmp_path: Path) -> None:
+def test_a_payload_without_its_note_is_written_again(tmp_path: Path) -> None:
     put(Quarantine(tmp_path), 1)
     (json_path,) = tmp_path.glob("*.json")
     json_path.unlink()
@@ -191,7 +191,9 @@ def test_a_payload_without_its_note_is_written_anew(tmp_path: Path) -> None:
     assert quarantine.bytes == sum(map(len, files(tmp_path).values()))
 
 
-def test_a_full_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quarantine_counts_the_samples_lost_to_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quarantine = Quarantine(tmp_path)
 
     def full(path: Path, target: Path) -> Path:
@@ -207,7 +209,7 @@ def test_a_full_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (quarantine.unkept, quarantine.files) == ({"disk": 2}, 2)
 
 
-def test_a_folder_that_cannot_be_is_counted(tmp_path: Path) -> None:
+def test_the_quarantine_counts_the_samples_lost_to_a_missing_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     quarantine = Quarantine(tmp_path / "file" / "quarantine")
     put(quarantine, 1)
@@ -229,7 +231,7 @@ def test_a_quarantine_that_cannot_delete_its_oldest_sample_keeps_no_new_one(
     assert [note["sequence"] for note in notes(tmp_path)] == [1]
 
 
-def test_the_folder_may_vanish(tmp_path: Path) -> None:
+def test_the_quarantine_makes_a_deleted_folder_again(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path / "quarantine", max_files=2, rate=1e9)
     put(quarantine, 1)
     for path in quarantine.folder.iterdir():
@@ -252,14 +254,14 @@ def test_endless_bad_samples_are_written_at_a_bounded_rate(tmp_path: Path) -> No
     assert [note["sequence"] for note in notes(tmp_path)] == [3, 4, 101, 102]
 
 
-def test_refuses_bounds_that_have_room_for_no_sample(tmp_path: Path) -> None:
+def test_the_quarantine_refuses_bounds_without_room_for_a_sample(tmp_path: Path) -> None:
     wrong: list[dict[str, Any]] = [{"max_bytes": 0}, {"max_files": 1}, {"rate": -1.0}]
     for bounds in wrong:
         with pytest.raises(ValueError, match="need at least"):
             Quarantine(tmp_path, **bounds)
 
 
-def test_the_newest_notes_are_those_of_the_quarantine_and_can_be_sent(tmp_path: Path) -> None:
+def test_newest_returns_the_notes_of_the_quarantine_and_no_foreign_ones(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path)
     put(quarantine, 1)
     put(quarantine, 2, row={"id": "\udcff"}, error=BadSample("damaged", "no JPEG"))
@@ -272,9 +274,9 @@ def test_the_newest_notes_are_those_of_the_quarantine_and_can_be_sent(tmp_path: 
     assert newest(tmp_path, 1) == told[:1]
 
 
-def test_nobody_else_may_read_what_cameras_saw(tmp_path: Path) -> None:
+def test_other_users_cannot_read_the_quarantine(tmp_path: Path) -> None:
     folder = tmp_path / "quarantine"
-    folder.mkdir(mode=0o755)  # of an earlier release
+    folder.mkdir(mode=0o755)  # as earlier releases made it
     quarantine = Quarantine(folder)
     put(quarantine, 1)
     paths = [folder, *folder.iterdir()]
@@ -282,7 +284,7 @@ def test_nobody_else_may_read_what_cameras_saw(tmp_path: Path) -> None:
     assert [path.stat().st_mode & 0o077 for path in paths] == [0, 0, 0]
 
 
-def test_no_folder_behind_a_link_is_changed(tmp_path: Path) -> None:
+def test_the_quarantine_does_not_change_a_folder_behind_a_link(tmp_path: Path) -> None:
     other, link = tmp_path / "etc", tmp_path / "quarantine"
     other.mkdir(mode=0o755)
     link.symlink_to(other)
