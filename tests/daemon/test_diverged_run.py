@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 REMEDY = "lower optimiser.learning_rate"
 
 
-def test_a_rate_that_is_far_too_high_turns_red_and_a_lower_one_repairs(tmp_path: Path) -> None:
+def test_a_daemon_halts_at_too_high_a_rate_and_continues_at_a_lower_rate(tmp_path: Path) -> None:
     until_halted, samples = 3 * (ROW + 1) * BATCH, 80 * BATCH
     settings = TINY | {
         "optimiser": {"learning_rate": 1e12},

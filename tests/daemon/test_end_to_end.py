@@ -23,7 +23,7 @@ FILES = ("model", "optimiser", "memory", "rng")
 
 
 def journalled(run: Path) -> tuple[Counter[tuple[str, int]], Counter[str]]:
-    """How often each (producer, sequence) and each sample id stands in the journal."""
+    """Count how often each (producer, sequence) and each sample id is in the journal."""
     packets: Counter[tuple[str, int]] = Counter()
     samples: Counter[str] = Counter()
     reader, position = JournalReader(run / "journal"), 1
@@ -38,7 +38,7 @@ def journalled(run: Path) -> tuple[Counter[tuple[str, int]], Counter[str]]:
 
 
 def learn(run: Processes, step: int) -> None:
-    """Start a learner, let it come to `step`, stop it."""
+    """Start a learner, wait until it reaches `step`, and stop it."""
     learner = run.role("learner")
     until(lambda: run.metric("checkpoint_step") >= step, lambda: run.log("learner"))
     assert stop(learner) == 0, run.log("learner")
@@ -49,7 +49,7 @@ def weights(run: Path, step: int) -> dict[str, bytes]:
     return {name: (folder / f"{name}.safetensors").read_bytes() for name in FILES}
 
 
-def test_a_stream_becomes_an_encoder(tmp_path: Path) -> None:
+def test_a_daemon_trains_an_encoder_from_a_stream(tmp_path: Path) -> None:
     samples = 10 * BATCH
     with processes(tmp_path / "run") as run:
         run.whole_roles = True
@@ -85,14 +85,14 @@ def test_a_daemon_that_is_still_starting_stops_at_once(tmp_path: Path) -> None:
         until(lambda: (run.folder / "receiver.lock").exists(), lambda: run.log("run"))
         assert stop(daemon) == 0, run.log("run")
         assert "Traceback" not in run.log("run")
-        # A signal that comes before Python has started ends the process without a word.
+        # A signal that comes before Python has started ends the process without a log.
         said = re.search(
             "stopped before the first step|learner stopped with status -15", run.log("run")
         )
-        assert said, "its imports were waited for"
+        assert said, "the stop waited for its imports"
 
 
-def test_nothing_acked_is_lost_and_nothing_comes_twice_whoever_is_killed(tmp_path: Path) -> None:
+def test_kills_of_receivers_and_producers_neither_lose_nor_repeat_a_sample(tmp_path: Path) -> None:
     samples, draw = 6000, random.Random(0)
     settings = TINY | {"receiver": {"bind": f"tcp://127.0.0.1:{free_port()}"}}
     with processes(tmp_path / "run", settings) as run:
@@ -120,15 +120,17 @@ def test_nothing_acked_is_lost_and_nothing_comes_twice_whoever_is_killed(tmp_pat
 
 
 def free_port() -> int:
-    """A port that a restarted receiver can bind again, as a daemon's configured one."""
+    """Return a port that a restarted receiver can bind again."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
-def test_a_killed_learner_ends_bit_equal_to_one_that_was_not(tmp_path: Path) -> None:
-    """Also where the checkpoint that it would have gone on from is damaged."""
+def test_a_killed_learner_ends_with_the_same_weights_as_an_uninterrupted_one(
+    tmp_path: Path,
+) -> None:
+    """The newest checkpoint is also damaged after the kills."""
     whole, steps = tmp_path / "whole", 20
     with processes(whole) as run:
         receiver = run.role("receiver")
@@ -153,7 +155,7 @@ def test_a_killed_learner_ends_bit_equal_to_one_that_was_not(tmp_path: Path) -> 
         assert weights(run.folder, steps) == weights(whole, steps)
 
 
-def test_bad_samples_are_set_aside_and_the_stream_goes_on(tmp_path: Path) -> None:
+def test_the_daemon_quarantines_bad_samples_and_goes_on(tmp_path: Path) -> None:
     from stream_ssl.producers import Producer
     from stream_ssl.wire import Sample
 
@@ -166,13 +168,13 @@ def test_bad_samples_are_set_aside_and_the_stream_goes_on(tmp_path: Path) -> Non
                 producer.send(Sample(f"good-{index}", good, shape=(16, 16, 1)))
                 if index % BATCH == 0:
                     producer.send(Sample(f"bad-{index}", b"\xff\xd8\xff no image", codec="jpeg"))
-            for index in range(3):  # which no batch follows
+            for index in range(3):  # no batch follows these samples
                 producer.send(Sample(f"last-{index}", b"\xff\xd8\xff no image", codec="jpeg"))
         until(lambda: run.metric("trained_samples_total") == 5 * BATCH, lambda: run.log("learner"))
         reasons = ("damaged", "format", "fields", "empty")
         metric = 'quarantined_samples_total{{producer="{}",reason="{}"}}'
         names = [metric.format("robot", reason) for reason in reasons]
-        # A series is there from its first sample on.
+        # A series exists from its first sample on.
         until(
             lambda: sum(max(0, run.metric(name)) for name in names) == 8,
             lambda: run.log("learner"),

@@ -18,7 +18,7 @@ def said(finished: dict[str, float], received: dict[str, float] | None = None) -
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_restart_knows_all_producers_or_none(seed: int, tmp_path: Path) -> None:
+def test_a_restart_knows_the_ends_of_all_producers_or_of_none(seed: int, tmp_path: Path) -> None:
     """The naive twin is the whole history of a receiver that never restarts."""
     rng, sources = Random(seed), EndedSources(tmp_path)
     finished: dict[str, float] = {}
@@ -37,7 +37,7 @@ def test_a_restart_knows_all_producers_or_none(seed: int, tmp_path: Path) -> Non
         assert found.producer_samples == dict.fromkeys(found.producer_received, 0)
 
 
-def test_packets_change_the_time_of_a_producer(tmp_path: Path) -> None:
+def test_the_record_of_an_ended_source_has_the_time_of_its_last_packet(tmp_path: Path) -> None:
     sources = EndedSources(tmp_path)
     sources.consume(said({"robot": CONNECTED}, {"robot": 1.0}))
     sources.consume(said({}, {"robot": 2.0}))
@@ -46,7 +46,7 @@ def test_packets_change_the_time_of_a_producer(tmp_path: Path) -> None:
     assert EndedSources(tmp_path).record.producer_received == {"robot": 2.0}
 
 
-def test_many_producers_are_not_kept(tmp_path: Path) -> None:
+def test_the_ends_of_too_many_producers_are_not_stored(tmp_path: Path) -> None:
     sources = EndedSources(tmp_path)
     for number in range(MOST_PRODUCERS):
         sources.consume(said({f"{number}": SOURCE_ENDED}, {f"{number}": 1.0}))
@@ -62,12 +62,12 @@ def test_many_producers_are_not_kept(tmp_path: Path) -> None:
     ["", "[]", "{}", '{"producers": 3}', '{"producers": [1]}', '{"producers": {"a": "b"}}']
     + [f'{{"producers": {{"a": {time}}}}}' for time in ("NaN", "-1", "1e300", "null", "[]")],
 )
-def test_a_damaged_file_is_left_out(text: str, tmp_path: Path) -> None:
+def test_a_damaged_file_of_ended_sources_is_ignored(text: str, tmp_path: Path) -> None:
     (tmp_path / "ended_sources.json").write_text(text)
     assert EndedSources(tmp_path).record == ReceiverRecord()
 
 
-def test_a_killed_receiver_knows_it_again(tmp_path: Path) -> None:
+def test_a_restarted_receiver_knows_that_a_source_ended_before_the_kill(tmp_path: Path) -> None:
     finished = 'producer_finished{producer="robot"}'
     with processes(tmp_path / "run") as run:
         receiver = run.role("receiver")

@@ -48,7 +48,7 @@ with hold_role(Path(sys.argv[1]), "learner") as life:
 """
 
 
-def test_a_killed_process_is_told_from_one_that_stopped(tmp_path: Path) -> None:
+def test_a_record_distinguishes_killed_stopped_and_failed_processes(tmp_path: Path) -> None:
     assert ending(tmp_path, "learner") is None
     subprocess.run([sys.executable, "-c", WORDS, str(tmp_path)], check=False)
     killed = ending(tmp_path, "learner")
@@ -81,7 +81,7 @@ def interrupted_twice(run: Path, code: str) -> bytes:
         return process.communicate()[1]
 
 
-def test_a_second_signal_is_no_crash(tmp_path: Path) -> None:
+def test_an_end_by_a_second_signal_is_not_recorded_as_a_crash(tmp_path: Path) -> None:
     said = interrupted_twice(tmp_path, TWICE)
     assert b"ended at once by a second signal (SIGINT)" in said
     found = ending(tmp_path, "learner")
@@ -90,7 +90,7 @@ def test_a_second_signal_is_no_crash(tmp_path: Path) -> None:
     assert found.says.startswith("a second signal ended the learner at 20")
 
 
-def test_a_second_signal_is_logged_in_the_form_of_the_log(tmp_path: Path) -> None:
+def test_a_second_signal_is_logged_in_the_configured_format(tmp_path: Path) -> None:
     set_up = 'from stream_ssl.process.logs import configure; configure({FORM: "json"})'
     code = TWICE.replace(
         "import", f"{set_up}; import".replace("FORM", '"STREAM_SSL_LOG_FORMAT"'), 1
@@ -105,8 +105,8 @@ def test_a_second_signal_ends_a_process_whose_disk_hangs(tmp_path: Path) -> None
     assert b"ended at once" in interrupted_twice(tmp_path, TWICE.replace("stop.wait()", hangs))
 
 
-def test_the_time_of_a_kill_is_that_of_the_last_beat(tmp_path: Path) -> None:
-    """As after a power cut: the file has no end, and the lock is older than this boot."""
+def test_the_time_of_a_kill_is_the_time_of_the_last_beat(tmp_path: Path) -> None:
+    """After a power cut, the file has no end, and the lock is older than this boot."""
     record = {"pid": 1, "parent": 0, "command": "stream-ssl learner x.yaml", "words": ""}
     (tmp_path / "learner.last.json").write_text(json.dumps(record))
     (tmp_path / "learner.lock").touch()
@@ -121,7 +121,7 @@ def test_the_time_of_a_kill_is_that_of_the_last_beat(tmp_path: Path) -> None:
 def test_a_process_that_failed_in_a_failed_run_names_its_own_error(
     tmp_path: Path, started: float, words: str
 ) -> None:
-    """Else `status` says only that the error is in the log. An error of an earlier start is old."""
+    """`status` shows the error of the process, unless that error is of an earlier start."""
     record = {"pid": 1, "parent": 1, "command": "stream-ssl run x.yaml", "end": "failed"}
     learner = record | {"words": "kappa is -1", "started": 6.0, "ended": 10.0}
     boss = record | {"parent": 0, "words": "wrong", "started": started, "ended": 20.0}
@@ -134,7 +134,7 @@ def test_a_process_that_failed_in_a_failed_run_names_its_own_error(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"words": 1, "parent": "x", "command": 1}'])
-def test_a_damaged_record_says_nothing(tmp_path: Path, text: str) -> None:
+def test_a_damaged_record_of_an_end_is_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "learner.lock").touch()
     (tmp_path / "learner.last.json").write_text(text)
     assert ending(tmp_path, "learner") is None
@@ -143,7 +143,7 @@ def test_a_damaged_record_says_nothing(tmp_path: Path, text: str) -> None:
 def test_a_record_cannot_control_the_terminal(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """The name of a config file may hold bytes that are no text, as the record's command."""
+    """The command of a record may contain the name of a config file that is not valid text."""
     record = {
         "pid": 1,
         "parent": 0,
@@ -165,10 +165,10 @@ def test_a_record_cannot_control_the_terminal(
     assert b"\x1b" not in out
 
 
-def test_a_record_that_cannot_be_replaced_says_nothing(
+def test_an_old_record_that_cannot_be_replaced_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the record of an earlier life would say how this one ended."""
+    """Otherwise, `status` would show the end of an earlier process."""
     with hold_role(tmp_path, "receiver"):
         pass
 
@@ -184,7 +184,7 @@ def test_a_record_that_cannot_be_replaced_says_nothing(
     assert ending(tmp_path, "receiver") is not None, "the disk has room again"
 
 
-def test_a_process_that_the_supervisor_starts_again_says_how_it_ended(
+def test_status_shows_how_a_restarting_process_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with held_by_another(tmp_path, "supervisor") as pid:
@@ -204,10 +204,10 @@ def test_a_process_that_the_supervisor_starts_again_says_how_it_ended(
             assert ("the last line of its log: step 7" in said) == shown_again
 
 
-def test_a_process_that_ends_before_it_has_a_record_is_not_just_starting(
+def test_status_shows_the_end_of_a_process_that_crashed_without_a_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Such as a learner that crashes while it imports torch."""
+    """A learner may crash while it imports torch."""
     supervisor, stop = Supervisor({"learner": [sys.executable, "-c", CRASH]}), threading.Event()
     with hold_role(tmp_path, "supervisor") as life:
         supervisor.ended = life.child_ended
@@ -229,10 +229,10 @@ def test_a_process_that_ends_before_it_has_a_record_is_not_just_starting(
         (signal.SIGTERM, "stopped normally at", "Start it again with"),
     ],
 )
-def test_a_run_says_how_it_ended(
+def test_status_shows_whether_a_run_was_killed_or_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, how: str, again: str
 ) -> None:
-    """Real processes: a daemon that is killed, and one that is stopped."""
+    """The processes are real: one daemon is killed, and another is stopped."""
 
     def up() -> bool:
         return status.main([str(tmp_path), "--seconds", "0.01"]) == 0
@@ -253,10 +253,10 @@ def test_a_run_says_how_it_ended(
     assert f"{again}: stream-ssl run" in said
 
 
-def test_a_run_with_a_wrong_configuration_says_so(
+def test_status_shows_that_a_run_failed_by_a_wrong_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else `status` shows how the processes of the start before ended, and advises this command."""
+    """Otherwise, `status` shows the ends of an earlier start, and advises this command."""
     with processes(tmp_path) as run:
         for role in ("receiver", "learner"):
             assert stop(run.role(role)) == 0

@@ -15,7 +15,7 @@ from stream_ssl.daemon.endpoints import FILE, Announcement, hold_role, load, pub
 from stream_ssl.process.failures import Failure
 
 
-def test_roles_share_the_file(tmp_path: Path) -> None:
+def test_the_roles_of_a_run_share_the_file_of_endpoints(tmp_path: Path) -> None:
     assert load(tmp_path) == {}
     publish(tmp_path, "receiver", data="tcp://127.0.0.1:1", http="http://127.0.0.1:2")
     publish(tmp_path, "learner", http="http://127.0.0.1:3")
@@ -31,7 +31,7 @@ def _publish(run: Path, role: str) -> None:
         publish(run, role, http=f"{role}:{number}")
 
 
-def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_processes_that_write_at_the_same_time_lose_no_entry(tmp_path: Path) -> None:
     roles = [f"role-{n}" for n in range(6)]
     writers = [Forked(_publish, tmp_path, one, output=tmp_path / "log") for one in roles]
     assert [writer.wait(60) for writer in writers] == [0] * 6, (tmp_path / "log").read_text()
@@ -39,7 +39,7 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     assert written == {role: f"{role}:19" for role in roles}
 
 
-def test_a_role_is_held_once(tmp_path: Path) -> None:
+def test_a_role_can_be_held_only_once_at_a_time(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with hold_role(run, "learner"):
         taken = rf"a learner already runs here \(pid {os.getpid()}\)"
@@ -51,7 +51,9 @@ def test_a_role_is_held_once(tmp_path: Path) -> None:
         assert (run / "learner.lock").read_text() == str(os.getpid())
 
 
-def test_a_folder_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_on_a_file_system_without_locks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
@@ -74,12 +76,12 @@ def test_a_folder_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.M
         b"\xff\xfe",
     ],
 )
-def test_a_damaged_file_is_written_anew(
+def test_a_start_replaces_a_damaged_file_of_endpoints(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a power cut leaves it: nobody may be kept from starting by it."""
+    """A power cut may leave such a file, which must not prevent a start."""
     (tmp_path / FILE).write_bytes(content)
-    for _ in range(9):  # as `status` does, and a page all the time
+    for _ in range(9):  # `status` and the page load the file again and again
         assert load(tmp_path) == {}
     assert caplog.text.count("endpoints.json cannot be used") == 1
     publish(tmp_path, "receiver", http="http://127.0.0.1:2")
@@ -87,7 +89,7 @@ def test_a_damaged_file_is_written_anew(
 
 
 @pytest.mark.parametrize("harm", ["lost", "damaged", "pipe", "replaced"])
-def test_a_working_process_writes_the_file_again(
+def test_a_running_process_repairs_a_lost_or_damaged_file_of_endpoints(
     tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]

@@ -1,4 +1,4 @@
-"""A disk that takes nothing: the daemon says so, goes on with what it has, and mends by itself."""
+"""A full disk: the daemon reports it, goes on training, and recovers by itself."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ SAMPLES = 10 * BATCH
 
 
 class Disk:
-    """A file system of 24 MB of its own; without the right to mount one, a folder in which our
-    processes are told that there is no space, by the system calls that take some."""
+    """A file system of 24 MB, or a folder if the test may not mount one.
+
+    In the folder, the system calls that need space fail with ENOSPC.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "disk"
@@ -39,7 +41,7 @@ class Disk:
             self.environment = powercut.environment(library, self.folder, fault=self._fault)
 
     def fill(self) -> Path:
-        """Leaves no byte free, until the file that is returned is deleted."""
+        """Leave no byte free until the returned file is deleted."""
         if not self.mounted:
             self._fault.write_text(str(errno.ENOSPC))
             return self._fault
@@ -64,7 +66,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 class OnDisk:
-    """Receiver and learner whose run lies on a disk, and their logs elsewhere."""
+    """A receiver and a learner whose run is on the disk, and whose logs are elsewhere."""
 
     def __init__(self, run: Processes, disk: Disk) -> None:
         self.run, self.disk = run, disk.folder
@@ -131,7 +133,7 @@ def test_the_learner_starts_and_trains_while_the_disk_is_full(tmp_path: Path, di
         assert (stop(learner), stop(receiver)) == (0, 0)
 
 
-def test_the_learner_goes_on_where_marks_cannot_be_written(tmp_path: Path) -> None:
+def test_the_learner_goes_on_while_its_offsets_cannot_be_written(tmp_path: Path) -> None:
     with processes(tmp_path) as run:
         run.role("receiver")
         learner = run.role("learner")
@@ -152,8 +154,8 @@ ConsumerOffsets(sys.argv[1]).publish(10**15, 10**15)
 """
 
 
-def test_marks_are_told_of_on_a_full_disk(disk: Disk) -> None:
-    """For what is trimmed then makes the room."""
+def test_the_learner_can_publish_its_offsets_on_a_full_disk(disk: Disk) -> None:
+    """The receiver then trims the journal, which frees room."""
     ConsumerOffsets(disk.folder).publish(10, 5)
     disk.fill()
     command = (sys.executable, "-c", MARK, str(disk.folder))

@@ -54,7 +54,7 @@ def test_a_stream_larger_than_the_journal_is_learned(
         assert stop(again) == 0
 
 
-def test_samples_that_cannot_be_decoded_never_fill_the_journal(tmp_path: Path) -> None:
+def test_samples_that_cannot_be_decoded_do_not_block_a_full_journal(tmp_path: Path) -> None:
     with processes(tmp_path / "run", SMALL) as run:
         run.role("receiver")
         run.role("learner")

@@ -1,4 +1,4 @@
-"""A token from the configuration to the answers: what a run's processes accept, and `status`."""
+"""A token for HTTP: the answers of a run's processes with and without it, and `status`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRET = "0123456789abcdef-secret"
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_a_token_guards_a_run_and_status_has_it(
+def test_a_token_protects_the_pages_of_a_run_and_status_sends_the_token(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = tmp_path / "http.token"
@@ -44,7 +44,7 @@ def test_a_token_guards_a_run_and_status_has_it(
         assert stop(receiver) == 0
 
 
-def test_a_token_that_all_may_read_is_refused(
+def test_a_token_file_that_other_users_may_read_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     token, config = tmp_path / "http.token", tmp_path / "config.yaml"

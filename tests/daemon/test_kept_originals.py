@@ -1,4 +1,4 @@
-"""A run that keeps the samples of its memory as they were sent: kills, the page, and an export."""
+"""A run that keeps the original samples of its memory: kills, the page, and an export."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_originals_of_the_memory_survive_kills_and_are_shown_and_exported(tmp_pa
         )
         assert stop(learner) == 0, run.log("learner")
         held = originals_of(find(run.folder))
-        assert len(held) == 64  # each picture is another one
+        assert len(held) == 64  # all pictures differ
         assert held <= sent.keys()
         assert held <= files(run.folder)
         learner, kept = run.role("learner"), size_of(held, sent, tmp_path)
@@ -105,7 +105,7 @@ def test_originals_of_the_memory_survive_kills_and_are_shown_and_exported(tmp_pa
                 assert image.size == (30, 24)
 
 
-def test_several_ranks_keep_no_originals(tmp_path: Path) -> None:
+def test_a_run_with_several_ranks_refuses_to_keep_originals(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(json.dumps(KEPT | {"run": str(tmp_path / "run")}))
     parser = options.run_parser()
@@ -115,7 +115,7 @@ def test_several_ranks_keep_no_originals(tmp_path: Path) -> None:
         build.dry_run(settings, ranks=2)
 
 
-def test_a_reload_deletes_what_only_the_diverged_memory_held(tmp_path: Path) -> None:
+def test_a_reload_deletes_originals_that_only_the_diverged_memory_held(tmp_path: Path) -> None:
     kept = KeptOriginals(tmp_path, (8, 8, 3), 10_000)
     names = [kept.keep({"codec": "jpeg"}, f"picture {number}".encode()) for number in range(3)]
     kept.arrived([Origin("eye", "left", "1", 0.0, name) for name in names])

@@ -1,4 +1,4 @@
-"""A learner that starts answers from the beginning, and says that it is starting."""
+"""A starting learner answers at once, and says that it is starting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stream_ssl.daemon.endpoints import load
 
 
 class ReadingTheCheckpoint(Exception):
-    """The start got as far as the checkpoint."""
+    """Raised when the start reads the checkpoint."""
 
 
 def test_metrics_are_served_before_the_checkpoint_is_read(

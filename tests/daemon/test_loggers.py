@@ -67,7 +67,9 @@ def test_an_unknown_logger_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "printer" in capsys.readouterr().err
 
 
-def test_a_path_that_is_not_utf8_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loggers_refuse_a_path_that_is_not_utf8_and_name_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The libraries of the loggers cannot write below such a path."""
     config = {"observe": {"held_out": os.fsdecode(b"set\xff")}, "pair": (1, "a")}
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -22,8 +22,8 @@ def test_a_receiver_raises_its_limit_of_open_files(tmp_path: Path) -> None:
     assert raised == (min(hard, 65_536), hard)
 
 
-def test_a_limit_of_file_sizes_below_a_segment_is_named(tmp_path: Path) -> None:
-    """LMDB would call each write beyond the limit an error of the disk."""
+def test_a_receiver_names_a_file_size_limit_below_a_segment(tmp_path: Path) -> None:
+    """LMDB would report each write beyond the limit as an error of the disk."""
     command = [sys.executable, "-m", "stream_ssl", "receiver", "--run", str(tmp_path / "run")]
     ports = ["--receiver.bind", "tcp://127.0.0.1:0", "--http.receiver", "127.0.0.1:0"]
     done = subprocess.run(

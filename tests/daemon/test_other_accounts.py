@@ -1,4 +1,4 @@
-"""A run with files of another account, such as after one start by root: what a start says."""
+"""Errors of a start in a run folder with files of another account, such as root's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stream_ssl.process.failures import Misconfigured, configuring
 def test_a_receiver_names_a_file_of_its_journal_that_it_may_not_use(
     unprivileged: Path, file: str
 ) -> None:
-    """In a folder that it may not enter, it is the first file that it opens."""
+    """If the receiver may not enter the folder, it names the first file that it opens."""
     settings = Namespace(run=unprivileged, journal=Namespace(budget=1 << 20))
     _opened(settings).close()
     place = unprivileged.joinpath("journal", file)
@@ -32,12 +32,14 @@ def test_a_receiver_names_a_file_of_its_journal_that_it_may_not_use(
     place.chmod(0o700)
 
 
-def test_an_address_that_this_user_may_not_use_is_no_file() -> None:
+def test_a_permission_error_of_a_port_passes_unchanged() -> None:
     with pytest.raises(PermissionError, match="port 80"), configuring():
         raise PermissionError("port 80")
 
 
-def test_check_names_a_file_of_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_names_a_journal_segment_that_this_user_may_not_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     segment = tmp_path / "journal" / "segment"
     segment.mkdir(parents=True)
     access = os.access
@@ -47,7 +49,9 @@ def test_check_names_a_file_of_the_journal(tmp_path: Path, monkeypatch: pytest.M
         check.check_receiver(settings)
 
 
-def test_a_key_that_this_user_may_not_read_is_not_to_be_removed(unprivileged: Path) -> None:
+def test_the_error_of_an_unreadable_key_does_not_advise_to_remove_the_key(
+    unprivileged: Path,
+) -> None:
     file = unprivileged / "key"
     file.touch(0)
     with (

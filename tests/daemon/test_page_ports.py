@@ -17,7 +17,7 @@ from stream_ssl.daemon import page
     ("role", "port", "found"),
     [("learner", 9109, 9112), ("learner", 0, 0), ("receiver", 9108, 9108)],
 )
-def test_the_ranks_of_one_host_have_ports_in_a_row(
+def test_the_pages_of_ranks_on_one_host_have_consecutive_ports(
     role: Any, port: int, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third pod of 8 ranks each begins at the same port as the first one."""

@@ -1,4 +1,4 @@
-"""A process of a run that exists and does not answer is told by the others."""
+"""The processes of a run report another process that exists and does not answer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from stream_ssl.observe.peers import Peers
 from stream_ssl.observe.server import Server
 
 
-def test_a_peer_hangs_after_a_minute_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a process that was stopped: the kernel takes connections, and nobody answers."""
+def test_a_peer_counts_as_hung_after_a_minute_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel accepts connections for a stopped process, and nobody answers."""
     monkeypatch.setattr(peers, "ASK_SECONDS", 0.05)
     now = 0.0
     with socket.create_server(("127.0.0.1", 0)) as deaf:
@@ -51,12 +53,12 @@ def test_a_peer_hangs_after_a_minute_without_an_answer(monkeypatch: pytest.Monke
 
 
 @table("address", ["http://[::1", "http://a..b", f"http://{'a' * 80}", "http://127.0.0.1:x", ""])
-def test_no_process_answers_at_an_address_that_is_invalid(address: str) -> None:
+def test_answers_is_false_for_an_invalid_address(address: str) -> None:
     """Somebody may have edited endpoints.json."""
     assert not peers.answers(address)
 
 
-def test_a_peer_that_answers_no_does_not_hang() -> None:
+def test_a_peer_that_answers_with_an_error_does_not_count_as_hung() -> None:
     now, health = 0.0, Health()
     health.set("journal", False, "cannot be written")
     health.expect("receiver", 0.001)
@@ -68,8 +70,8 @@ def test_a_peer_that_answers_no_does_not_hang() -> None:
         assert watching.hung() == []
 
 
-def test_an_answer_without_end_is_given_up() -> None:
-    """Such as a stream of events by another program, which took the address of an ended process."""
+def test_an_endless_answer_times_out() -> None:
+    """Another program may stream events at the former address of an ended process."""
     begun = b"HTTP/1.1 200 OK\r\n\r\n"
 
     def serve() -> None:
@@ -91,15 +93,16 @@ def test_an_answer_without_end_is_given_up() -> None:
             thread.join()
 
 
-def test_peers_are_living_processes_that_the_run_names(tmp_path: Path) -> None:
-    """Not the process itself, and none that was stopped, starts, or is on another machine."""
+def test_peers_of_finds_only_the_living_other_processes_of_a_run(tmp_path: Path) -> None:
+    """The other entries are of this process, or stopped, starting, or on another machine."""
     run, pid = tmp_path / "run", os.getpid()
     entry = {"http": "http://127.0.0.1:1", "pid": pid}
     with hold_role(run, "receiver"), hold_role(run, "learner"), hold_role(run, "learner-1"):
         told = {
             "receiver": entry,
             "learner": entry,
-            "learner-1": entry | {"pid": pid + 1},  # started again; the old address is still told
+            "learner-1": entry
+            | {"pid": pid + 1},  # started again; its old address is still in the file
             "learner-2": entry,  # of another machine, or stopped
         }
         (run / FILE).write_text(json.dumps(told))
@@ -113,7 +116,7 @@ def test_peers_are_living_processes_that_the_run_names(tmp_path: Path) -> None:
     assert peers_of(run, "learner") == {}
 
 
-def test_the_time_for_an_answer_is_bounded() -> None:
+def test_the_limits_report_a_hung_peer_within_two_minutes() -> None:
     assert peers.ASK_SECONDS + peers.ASK_EVERY + HUNG_SECONDS < 120
 
 

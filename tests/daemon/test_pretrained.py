@@ -52,7 +52,7 @@ def trained(settings: Namespace, steps: int) -> Learner:
 
 
 def begun(folder: Path, *presets: str) -> tuple[Learner, Checkpointer]:
-    """A learner after two updates, and where it is saved."""
+    """Return a learner after two updates, and its checkpointer."""
     parser, settings = parsed(folder, *presets)
     learner = trained(parser.instantiate(settings), 2)
     checkpointer = Checkpointer(folder / "run" / "checkpoints")
@@ -95,7 +95,7 @@ def test_a_run_from_pretrained_weights_goes_on_and_is_exported_without_the_packa
     assert torch.equal(stream_ssl.load_encoder(tmp_path / "out")(image_BCHW), expected_BF)
 
 
-def test_a_memory_that_counts_on_pretrained_weights_goes_on_with_the_same(
+def test_a_memory_with_a_pretrained_descriptor_continues_only_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner, checkpointer = begun(tmp_path, DESCRIPTOR_PRESET)

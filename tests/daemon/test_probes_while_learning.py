@@ -1,4 +1,4 @@
-"""Probes beside a learner: exported by its process, and without a trace in what is learned."""
+"""Probes beside a learner: they export metrics, and do not change what the learner learns."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Repeated:
 
 
 def learned(folder: Path, probed: bool, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """Everything that a checkpoint would hold after some steps."""
+    """Return all tensors that a checkpoint would hold after some steps."""
     file = folder / "config.yaml"  # JSON is YAML
     observe = {"observe": {"held_out": HELD_OUT}} if probed else {}
     learner_settings = {"learner": {"threads": 1, "device": device}}
@@ -83,7 +83,7 @@ def learned(folder: Path, probed: bool, device: str = "cpu") -> dict[str, torch.
     }
 
 
-def test_what_is_learned_stays_bit_by_bit_the_same(tmp_path: Path) -> None:
+def test_a_learner_with_probes_has_the_same_state_bit_by_bit(tmp_path: Path) -> None:
     plain, probed = (learned(tmp_path, probed) for probed in (False, True))
     assert plain.keys() == probed.keys()
     different = [name for name in plain if not torch.equal(plain[name], probed[name])]
@@ -91,11 +91,11 @@ def test_what_is_learned_stays_bit_by_bit_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_probes_run_where_the_learner_does(tmp_path: Path) -> None:
+def test_probes_run_on_the_gpu_of_the_learner(tmp_path: Path) -> None:
     assert learned(tmp_path, probed=True, device="cuda")
 
 
-def test_a_process_exports_both_probes(tmp_path: Path) -> None:
+def test_a_learner_exports_the_metrics_of_both_probes(tmp_path: Path) -> None:
     seldom = HELD_OUT | {"every": 5}
     with processes(tmp_path / "run", TINY | {"observe": {"held_out": seldom}}) as run:
         run.role("receiver")
@@ -147,8 +147,8 @@ def folders_of_classes(root: Path) -> Path:
     return root
 
 
-def test_a_folder_of_classes_is_held_out_by_its_name(tmp_path: Path) -> None:
-    """In the configuration and on the command line, as with the long form."""
+def test_a_held_out_folder_of_classes_can_be_given_by_its_short_form(tmp_path: Path) -> None:
+    """The short form works in the configuration and on the command line."""
     root = folders_of_classes(tmp_path / "images")
     folder = {"class_path": "stream_ssl.producers.sources.ImageFolder"}
     long = {"source": folder | {"init_args": {"root": str(root), "shuffle": False}}}

@@ -1,4 +1,4 @@
-"""A receiver outside the run's folder, as on each of several hosts: `ranks.receivers`."""
+"""Receivers outside the run's folder (`ranks.receivers`), such as one on each host."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from stream_ssl.memory.process_group import SINGLE_PROCESS
 from stream_ssl.process.failures import Misconfigured
 
 
-def test_status_and_pages_find_the_whole_run(tmp_path: Path) -> None:
-    """Else a healthy run has a condition forever, because one of its processes seems missing."""
+def test_status_and_pages_find_all_processes_of_a_run_in_several_folders(tmp_path: Path) -> None:
+    """Otherwise, a healthy run has a condition forever, because a process seems missing."""
     run, inbox = tmp_path / "run", tmp_path / "inbox"
     settings = TINY | {"ranks": {"receivers": [str(inbox)]}}
     with processes(inbox) as of_inbox, processes(run, settings) as of_run:
@@ -46,7 +46,7 @@ def test_status_and_pages_find_the_whole_run(tmp_path: Path) -> None:
         assert ending_of(inbox, "learner")["ended"]["end"] == "stopped"
 
 
-def test_receivers_elsewhere_have_names_that_are_free(tmp_path: Path) -> None:
+def test_receivers_elsewhere_get_free_names(tmp_path: Path) -> None:
     (tmp_path / "receiver-1").mkdir()
     (tmp_path / "endpoints.json").write_text(
         '{"learner": {"http": "", "receiver": "/b"}, "learner-1": {"http": "", "receiver": "/a"}, '
@@ -59,8 +59,8 @@ def test_receivers_elsewhere_have_names_that_are_free(tmp_path: Path) -> None:
     }
 
 
-def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
-    """Else the receiver trims samples that the other run still needs."""
+def test_the_folder_of_another_run_is_refused_as_a_receiver(tmp_path: Path) -> None:
+    """Otherwise, the receiver trims samples that the other run still needs."""
     run, other = tmp_path / "run", tmp_path / "other"
     for folder in (run, other):
         (folder / "checkpoints" / "step-000000001").mkdir(parents=True)

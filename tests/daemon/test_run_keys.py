@@ -1,4 +1,4 @@
-"""Keys that a run makes in its folder, and producers that take them from there."""
+"""Keys that a run makes in its folder, and producers that read them there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def announce(folder: Path, address: str, **entry: str) -> None:
     (folder / "endpoints.json").write_text(json.dumps({"receiver": {"data": address, **entry}}))
 
 
-def test_keys_are_private_made_once_and_never_replaced(tmp_path: Path) -> None:
+def test_a_run_makes_private_keys_once_and_never_replaces_them(tmp_path: Path) -> None:
     secret, allow = make_keys(tmp_path / "run")
     keys = secret.parent
     assert mode(keys) == 0o700
@@ -63,7 +63,7 @@ def test_keys_are_not_written_through_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["receiver", "producer"])
-def test_the_public_half_follows_a_removed_secret(
+def test_a_new_secret_replaces_the_public_half_of_a_removed_secret(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, allow = make_keys(tmp_path)
@@ -95,7 +95,7 @@ def test_an_entry_of_the_operator_stays_after_a_removed_secret(
     assert caplog.text.count("has another key than local producers") == 1
 
 
-def test_a_damaged_secret_of_a_run_is_to_be_removed(tmp_path: Path) -> None:
+def test_the_error_of_a_damaged_secret_advises_to_remove_the_file(tmp_path: Path) -> None:
     secret, _ = make_keys(tmp_path)
     producer = secret.with_name("producer.secret.json")
     announce(tmp_path, "tcp://127.0.0.1:7000", server_key=Keys.load(secret).public)
@@ -107,7 +107,7 @@ def test_a_damaged_secret_of_a_run_is_to_be_removed(tmp_path: Path) -> None:
         Producer(run=tmp_path, name="camera-1")
 
 
-def test_any_port_is_the_one_of_before_while_it_is_free(
+def test_a_receiver_on_any_port_takes_its_former_port_while_the_port_is_free(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     taken: list[str] = []
@@ -151,7 +151,7 @@ def test_any_port_is_the_one_of_before_while_it_is_free(
     assert not caplog.text  # the port is not at fault
 
 
-def test_receivers_that_a_run_does_not_start_are_left_with_a_warning(
+def test_a_run_warns_of_receivers_that_it_does_not_start_any_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     several = [tmp_path / f"receiver-{number}" for number in range(2)]
@@ -179,7 +179,7 @@ def test_a_secret_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_accepts_samples_of_producers_with_its_keys(tmp_path: Path) -> None:
-    """Over a kill and a restart; others are refused, told why, and counted."""
+    """This also holds after a kill. Other producers are refused with a reason, and counted."""
     with processes(tmp_path / "run", KEYED) as run:
         receiver = run.role("receiver")
         secrets = {path: path.read_bytes() for path in (run.folder / "keys").iterdir()}
@@ -213,7 +213,7 @@ def test_a_run_accepts_samples_of_producers_with_its_keys(tmp_path: Path) -> Non
         assert run.metric("received_samples_total") == 20
 
 
-def test_several_receivers_share_keys_and_a_name_finds_its_own(tmp_path: Path) -> None:
+def test_several_receivers_share_keys_and_each_producer_finds_its_receiver(tmp_path: Path) -> None:
     arguments = ["--run", str(tmp_path), "--receiver.bind", "tcp://127.0.0.1:7000"]
     settings = options.read(options.receiver_parser("run"), arguments)
     for command in receivers(settings, 2, 2, arguments).values():
@@ -239,7 +239,7 @@ def test_several_receivers_share_keys_and_a_name_finds_its_own(tmp_path: Path) -
         ("ipc:///tmp/inbox", "ipc:///tmp/inbox-1"),
     ],
 )
-def test_each_of_several_receivers_has_an_address(tmp_path: Path, bind: str, second: str) -> None:
+def test_each_of_several_receivers_gets_an_address(tmp_path: Path, bind: str, second: str) -> None:
     arguments = ["--run", str(tmp_path), "--receiver.bind", bind]
     settings = options.read(options.receiver_parser("run"), arguments)
     command = receivers(settings, 2, 2, arguments)["receiver-1"]
@@ -255,7 +255,7 @@ def test_each_of_several_receivers_has_an_address(tmp_path: Path, bind: str, sec
         ((0, 0), [0, 0, 0]),
     ],
 )
-def test_pages_of_receivers_leave_out_the_ports_of_the_ranks(
+def test_the_pages_of_receivers_skip_the_ports_of_the_ranks(
     tmp_path: Path, ports: tuple[int, int], pages: list[int]
 ) -> None:
     addresses = [f"127.0.0.1:{port}" for port in ports]
@@ -269,7 +269,7 @@ def test_pages_of_receivers_leave_out_the_ports_of_the_ranks(
     assert [one.http.receiver for one in found] == [f"127.0.0.1:{page}" for page in pages]
 
 
-def test_a_plain_run_is_found_too(tmp_path: Path) -> None:
+def test_a_producer_finds_a_plain_run_and_refuses_keys_for_this_run(tmp_path: Path) -> None:
     announce(tmp_path, "tcp://0.0.0.0:7000")
     make_keys(tmp_path)  # from a time before `access: plain`
     found = find_receiver(tmp_path, "a")
@@ -291,7 +291,7 @@ def test_a_plain_run_is_found_too(tmp_path: Path) -> None:
         ("[]", "damaged"),
     ],
 )
-def test_a_folder_without_a_receiver_is_named(
+def test_the_error_names_why_a_run_folder_has_no_receiver(
     tmp_path: Path, content: str | None, message: str
 ) -> None:
     if content is not None:
@@ -338,7 +338,7 @@ def test_a_producer_does_not_wait_for_a_supervisor_that_ended(tmp_path: Path) ->
 def test_a_producer_waits_for_all_receivers_of_a_run_that_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its name may belong to the last one, as it will after the next start of the producer."""
+    """The name of the producer may belong to the last receiver."""
     (tmp_path / "supervisor.lock").touch()
     for number in (0, 1, 2):  # an earlier run had three, and the run after it one
         announce(tmp_path / f"receiver-{number}", "tcp://127.0.0.1:7005")
@@ -358,7 +358,7 @@ def test_a_producer_waits_for_all_receivers_of_a_run_that_starts(
     starting.join()
 
 
-def test_who_can_read_no_key_is_asked_for_one(
+def test_a_producer_that_can_read_no_key_is_asked_for_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keys are kept elsewhere, or belong to another user."""
@@ -388,7 +388,7 @@ def test_address_and_run_exclude_each_other(
 
 
 @pytest.mark.parametrize("arguments", [["--access", "plan"], ["--access.keys", "K"]])
-def test_a_wrong_access_is_told_what_it_may_be(
+def test_the_error_of_a_wrong_access_names_the_valid_forms(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -397,7 +397,9 @@ def test_a_wrong_access_is_told_what_it_may_be(
     assert told in capsys.readouterr().err
 
 
-def test_plain_text_is_asked_for_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_receiver_uses_plain_text_only_if_access_names_this(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def settings(*arguments: str) -> Any:
         return options.read(options.receiver_parser(), ["--run", str(tmp_path), *arguments])
 

@@ -1,4 +1,4 @@
-"""Reading /metrics, and what is made of a history."""
+"""The scraper of /metrics, and the history of the values."""
 
 import json
 import threading
@@ -31,7 +31,7 @@ def test_parse_keeps_counters_gauges_and_sums(registry):
     assert values["stream_ssl_journal_fsync_seconds_count"] == 1
 
 
-def test_parse_tells_processes_apart_and_drops_buckets(registry):
+def test_parse_labels_process_metrics_by_job_and_drops_buckets(registry):
     values = parse(generate_latest(registry).decode(), "learner")
     assert values['process_resident_memory_bytes{job="learner"}'] == 1e6
     assert not [name for name in values if "_bucket" in name or "_created" in name]
@@ -67,7 +67,7 @@ def test_the_scraper_leaves_out_processes_that_do_not_answer(address):
     assert snapshot.values["stream_ssl_received_samples_total"] == 7
 
 
-def test_scraper_leaves_out_a_page_that_is_no_success(address):
+def test_the_scraper_leaves_out_a_page_with_an_error_status(address):
     urls = {"receiver": f"{address}/elsewhere"}
     snapshot = Scraper(lambda: urls, timeout=60).scrape()
     assert (snapshot.up, snapshot.values) == ((), {})
@@ -76,7 +76,7 @@ def test_scraper_leaves_out_a_page_that_is_no_success(address):
 @pytest.mark.parametrize(
     "body", [b"<p>{x}</p>", b"\xff", b"stream_ssl_step many\n", b'a{x="1", ="2"} 3\n']
 )
-def test_scraper_leaves_out_another_program(body, monkeypatch):
+def test_the_scraper_leaves_out_the_page_of_another_program(body, monkeypatch):
     monkeypatch.setattr(scrape, "ask", lambda *_: (200, body))
     snapshot = Scraper(lambda: {"learner": "http://127.0.0.1:1"}).scrape()
     assert (snapshot.up, snapshot.values) == ((), {})
@@ -86,25 +86,25 @@ def history(*points: tuple[float, dict[str, float]]) -> History:
     return History([Snapshot(time, values) for time, values in points])
 
 
-def test_rate_over_its_window():
+def test_a_rate_is_the_increase_of_a_counter_per_second():
     counted = history(*((float(t), {"a_total": 10.0 * t}) for t in range(20)))
     assert counted.rate("a_total") == pytest.approx(10)
     assert counted.rates("a_total")[-1] == (19.0, pytest.approx(10))
     assert counted.rate("missing_total") == 0
 
 
-def test_a_counter_that_begins_anew_is_not_negative():
+def test_a_counter_that_starts_again_gives_no_negative_rate():
     counted = history((0, {"a_total": 0}), (1, {"a_total": 10}), (2, {"a_total": 4}))
     assert counted.total("a_total") == 14
     assert counted.rate("a_total") == pytest.approx(7)
 
 
-def test_a_first_value_counts_in_the_total():
+def test_the_first_value_of_a_counter_counts_in_its_total():
     assert history((3, {"a_total": 6})).total("a_total") == 6
     assert history().total("a_total") == 0
 
 
-def test_last_looks_back_over_gaps():
+def test_last_returns_the_newest_value_before_a_gap():
     counted = history((0, {"g": 1.0}), (1, {"g": 2.0}), (2, {}))
     assert counted.last("g") == 2
     assert counted.last("h") == 0

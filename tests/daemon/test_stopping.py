@@ -1,4 +1,4 @@
-"""SIGTERM ends each command soon, with 0, whatever it waits for; a taken port ends a receiver."""
+"""SIGTERM ends each command soon, with status 0. A port in use ends a receiver."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_produce_stops_while_the_journal_is_full(tmp_path: Path) -> None:
         assert not re.search(r"waiting, \d+ dropped", said)
 
 
-def test_produce_spools_what_is_unsent_when_it_stops(tmp_path: Path) -> None:
+def test_produce_spools_its_unsent_samples_when_it_stops(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     options = ("--producer.on_full", "spool", "--producer.spool", str(spool), "--shape.rate", "300")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -115,14 +115,14 @@ def test_produce_spools_what_is_unsent_when_it_stops(tmp_path: Path) -> None:
 
 
 def takes_sigterm(pid: int) -> bool:
-    """Whether a process has a handler of its own for SIGTERM: before, the interpreter starts."""
+    """Return whether a process handles SIGTERM. Before that, the interpreter is starting."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 @table("wait", [0.0, 0.2, 0.7])
-def test_a_receiver_stops_as_early_as_it_can_be_asked(tmp_path: Path, wait: float) -> None:
+def test_a_starting_receiver_stops_normally_at_sigterm(tmp_path: Path, wait: float) -> None:
     with processes(tmp_path, whole=True) as run:
         receiver = run.start("receiver", str(run.config))
         until(lambda: takes_sigterm(receiver.pid), lambda: run.log("receiver"))
@@ -132,11 +132,11 @@ def test_a_receiver_stops_as_early_as_it_can_be_asked(tmp_path: Path, wait: floa
 
 
 @pytest.mark.parametrize("option", ["receiver.bind", "http.receiver"])
-def test_a_port_that_another_process_keeps_ends_the_receiver(tmp_path: Path, option: str) -> None:
+def test_a_port_in_use_ends_the_receiver_with_a_usage_error(tmp_path: Path, option: str) -> None:
     with processes(tmp_path) as run, socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         value = f"tcp://{address}" if option == "receiver.bind" else address
-        # What a supervisor ends a run by.
+        # A supervisor ends the run at the status USAGE.
         receiver = run.start("receiver", str(run.config), f"--{option}", value)
         assert receiver.wait(60) == USAGE, run.log("receiver")
         said = run.log("receiver")

@@ -1,4 +1,4 @@
-"""The supervisor restarts what dies, stops in order and leaves nothing running."""
+"""The supervisor restarts ended children, stops them in order, and leaves none running."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Running:
         return self.status
 
 
-def test_back_off_doubles_to_its_bound_and_forgets() -> None:
+def test_a_back_off_doubles_to_its_bound_and_resets_after_a_healthy_time() -> None:
     back_off = BackOff(first=1, longest=5, healthy=60)
     assert [back_off.after(0.1) for _ in range(5)] == [1, 2, 4, 5, 5]
     assert back_off.after(61) == 1
@@ -97,7 +97,7 @@ def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
     assert not any(alive(pid) for pid in starts(log))
 
 
-def test_a_child_learns_how_the_one_before_it_ended(tmp_path: Path) -> None:
+def test_a_child_can_read_how_the_child_before_ended(tmp_path: Path) -> None:
     log = tmp_path / "ends"
     tells = (
         f"import os, sys; open(sys.argv[1], 'a').write(os.environ['{LAST_END}'] + '\\n'); exit(3)"
@@ -110,7 +110,7 @@ def test_a_child_learns_how_the_one_before_it_ended(tmp_path: Path) -> None:
     assert log.read_text().splitlines()[:2] == ["", "ended with status 3"]
 
 
-def test_a_child_that_cannot_be_started_is_started_when_it_can(tmp_path: Path) -> None:
+def test_the_supervisor_retries_a_child_that_cannot_be_started(tmp_path: Path) -> None:
     program, log = tmp_path / "program", tmp_path / "pids"
     supervisor = Supervisor({"child": [str(program)], "other": python(LIVES, log)})
     supervisor.children[0].back_off = BackOff(first=0.01, longest=0.02)
@@ -124,7 +124,7 @@ def test_a_child_that_cannot_be_started_is_started_when_it_can(tmp_path: Path) -
     assert running.join() == 0
 
 
-def test_a_child_that_keeps_dying_leaves_the_other_alone(tmp_path: Path) -> None:
+def test_a_child_that_ends_again_and_again_does_not_disturb_another(tmp_path: Path) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     supervisor = Supervisor({"good": python(LIVES, good), "bad": python(DIES, bad)})
     supervisor.children[1].back_off = BackOff(first=0.01, longest=0.02)
@@ -136,7 +136,7 @@ def test_a_child_that_keeps_dying_leaves_the_other_alone(tmp_path: Path) -> None
     assert not alive(starts(good)[0])
 
 
-def test_wrong_configuration_stops_everything(tmp_path: Path) -> None:
+def test_a_child_with_a_wrong_configuration_stops_all_children(tmp_path: Path) -> None:
     good = tmp_path / "good"
     usage = python(f"import sys; sys.exit({USAGE})")
     running = Running(Supervisor({"good": python(LIVES, good), "bad": usage}))
@@ -147,7 +147,7 @@ def test_wrong_configuration_stops_everything(tmp_path: Path) -> None:
 EDITED = f"import os, sys; os.path.exists(sys.argv[2]) and sys.exit({USAGE}); {LIVES}"
 
 
-def test_a_configuration_that_worked_before_stops_nothing(tmp_path: Path) -> None:
+def test_a_usage_error_of_a_child_that_worked_before_stops_no_other_child(tmp_path: Path) -> None:
     """The file was being edited, or a disk that it names is away, when the child had to restart."""
     good, log, broken = tmp_path / "good", tmp_path / "pids", tmp_path / "broken"
     supervisor = Supervisor({"good": python(LIVES, good), "edited": python(EDITED, log, broken)})
@@ -163,7 +163,7 @@ def test_a_configuration_that_worked_before_stops_nothing(tmp_path: Path) -> Non
     assert len(starts(good)) == 1
 
 
-def test_a_child_deaf_to_sigterm_is_killed_and_reported(
+def test_a_child_that_ignores_sigterm_is_killed_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -198,7 +198,7 @@ def test_signals_set_the_stop_event(number: signal.Signals) -> None:
 READING = (
     "import os, signal; from stream_ssl.process.signals import stop_on_signals\n"
     "stop = stop_on_signals()\n"
-    # No signal interrupts this thread: so it is with one that comes just before the read.
+    # No signal interrupts this thread, as if the signal came just before the read.
     "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
     "import threading; threading.Thread(target=lambda: stop.wait() and os._exit(0)).start()\n"
     "print('up', flush=True); os.read(0, 1)"
@@ -225,7 +225,7 @@ WAITING = (
 )
 
 
-def test_a_signal_amid_a_wait_for_the_event_sets_it() -> None:
+def test_a_signal_during_a_wait_for_the_stop_event_sets_the_event() -> None:
     with subprocess.Popen(python(WAITING)) as process:
         try:
             assert process.wait(20) == 0
@@ -233,7 +233,7 @@ def test_a_signal_amid_a_wait_for_the_event_sets_it() -> None:
             process.kill()
 
 
-def test_nohup_outlives_its_terminal() -> None:
+def test_a_process_under_nohup_outlives_its_terminal() -> None:
     with subprocess.Popen(["nohup", *python(ORPHAN)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
@@ -252,8 +252,10 @@ SLOW = (
 
 @pytest.mark.parametrize("by", ["", PARENT, "TORCHELASTIC_RUN_ID"])
 def test_a_second_signal_ends_an_unsupervised_process(by: str) -> None:
-    """systemd asks each process of a service to stop, and then so does our supervisor, or torchrun:
-    a learner would have no time for its last checkpoint."""
+    """systemd signals each process of a service, and then our supervisor or torchrun does so.
+
+    If both counted, a learner would have no time for its last checkpoint.
+    """
     environment = {**os.environ, by: str(os.getpid())} if by else None
     pipe = subprocess.PIPE
     with subprocess.Popen(python(SLOW), stdin=pipe, stdout=pipe, env=environment) as process:
@@ -284,7 +286,7 @@ def test_signals_that_come_together_count_as_one() -> None:
         assert process.returncode == 0
 
 
-def test_an_orphan_stops(tmp_path: Path) -> None:
+def test_an_orphaned_process_stops(tmp_path: Path) -> None:
     log = tmp_path / "pids"
     parent = (
         "import subprocess, sys, os, time\n"
@@ -300,14 +302,14 @@ def test_an_orphan_stops(tmp_path: Path) -> None:
 
 
 def _running(pid: int) -> bool:
-    """Not a zombie either: nobody may reap an orphan in a container."""
+    """Return whether the process runs. In a container, an orphan may stay as a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-def test_a_child_starts_once_it_may(tmp_path: Path) -> None:
+def test_a_child_starts_once_its_condition_holds(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     supervisor = Supervisor({"receiver": python(LIVES, first), "learner": python(LIVES, second)})
     allowed = threading.Event()
@@ -320,7 +322,7 @@ def test_a_child_starts_once_it_may(tmp_path: Path) -> None:
     running.join()
 
 
-def test_receivers_wait_for_a_learner_that_parses_and_for_no_other(tmp_path: Path) -> None:
+def test_a_receiver_waits_until_the_learner_has_parsed_or_restarted(tmp_path: Path) -> None:
     learner, marker = Child("learner", []), tmp_path / "parsed"
     parsed = learner_parsed(marker, learner)
     assert not parsed()
@@ -344,7 +346,7 @@ def test_a_file_of_the_working_folder_replaces_no_library(words: list[str], tmp_
 def test_ranks_import_nothing_from_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher is started with -P, and tells torchrun's children the same."""
+    """The launcher is started with -P, and gives the same setting to torchrun's children."""
     assert learner_command(2, ["config.yaml"])[1] == "-P"
     seen: list[str | None] = []
     fake = types.ModuleType("torch.distributed.run")
@@ -357,7 +359,9 @@ def test_ranks_import_nothing_from_the_working_folder(
     assert seen == ["1"]
 
 
-def test_ranks_of_one_host_meet_without_a_name_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_one_host_connect_without_the_name_of_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In a container the host's own name often has no address, and ranks waited for it."""
     from torch.distributed import run
 
@@ -381,7 +385,7 @@ CRASHES = "import os, signal; os.kill(os.getpid(), getattr(signal, '{}'))"
 @table(
     ("name", "advice"), [("SIGSEGV", "encoder.width 16 or more"), ("SIGKILL", "memory.capacity")]
 )
-def test_crashes_alike_say_what_to_change(
+def test_repeated_crashes_by_one_signal_log_a_remedy(
     caplog: pytest.LogCaptureFixture, name: str, advice: str
 ) -> None:
     supervisor = Supervisor({"child": python(CRASHES.format(name))})
@@ -396,7 +400,7 @@ def test_crashes_alike_say_what_to_change(
     assert advice in caplog.text
 
 
-def test_crashes_that_differ_or_are_far_apart_say_nothing_more(
+def test_crashes_that_differ_or_are_far_apart_log_no_remedy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     supervisor = Supervisor({})
@@ -414,7 +418,9 @@ def test_crashes_that_differ_or_are_far_apart_say_nothing_more(
     ("statuses", "status"),
     [([1], 1), ([-11, 1], 139), ([1, -6], 134), ([-15, 1], 1), ([-15], 1), ([USAGE, -11], USAGE)],
 )
-def test_a_group_of_ranks_ends_as_the_rank_that_crashed(statuses: list[int], status: int) -> None:
+def test_a_group_of_ranks_ends_with_the_status_of_the_rank_that_crashed(
+    statuses: list[int], status: int
+) -> None:
     assert status_of(statuses) == status
     killed = signal_of(status)
     assert (killed is None) == (status < 128)
@@ -444,7 +450,7 @@ def test_a_signal_writes_the_stacks_of_a_process_that_goes_on() -> None:
     assert "in busy" in ended.stderr
 
 
-def test_an_orphan_says_why_it_stops(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_orphaned_process_logs_why_it_stops(caplog: pytest.LogCaptureFixture) -> None:
     stop, gone = threading.Event(), os.getpid()  # no process is its own parent
     watch_parent(gone, stop)
     assert stop.is_set()

@@ -1,4 +1,4 @@
-"""The units run as systemd runs them: their own command lines, its socket, its watchdog."""
+"""The units with their own command lines, the socket of systemd, and its watchdog."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Listener:
         self._socket.close()
 
 
-def test_a_socket_that_is_gone_does_not_fill_the_log(
+def test_a_missing_socket_does_not_fill_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A container may inherit NOTIFY_SOCKET without the socket, and run for weeks."""
@@ -71,7 +71,7 @@ def test_a_socket_that_is_gone_does_not_fill_the_log(
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_a_loop_that_hangs_starves_the_watchdog(tmp_path: Path, abstract: bool) -> None:
+def test_a_hung_loop_sends_no_watchdog_message(tmp_path: Path, abstract: bool) -> None:
     now, health = 0.0, Health(lambda: now)
     health.expect("learner", 10.0)
     health.set("journal", False, "cannot be written")
@@ -89,7 +89,7 @@ def test_a_loop_that_hangs_starves_the_watchdog(tmp_path: Path, abstract: bool) 
         systemd.wait_for("STOPPING=1")
 
 
-def test_a_reason_of_any_bytes_is_told_on_one_line(tmp_path: Path) -> None:
+def test_a_status_with_odd_bytes_is_sent_on_one_line(tmp_path: Path) -> None:
     health, path = Health(), str(tmp_path / "notify")
     health.set("journal", False, "/data/\udcff is full\nWATCHDOG=trigger")
     with contextlib.closing(Listener(path)) as systemd, Notifier(health, {"NOTIFY_SOCKET": path}):
@@ -98,7 +98,7 @@ def test_a_reason_of_any_bytes_is_told_on_one_line(tmp_path: Path) -> None:
         assert systemd.next().splitlines() == [told, "WATCHDOG=1"]
 
 
-def test_without_systemd_nothing_is_sent_and_a_missing_socket_stops_nothing(
+def test_a_notifier_sends_nothing_without_systemd_and_survives_a_missing_socket(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Notifier(Health(), {}):
@@ -110,7 +110,7 @@ def test_without_systemd_nothing_is_sent_and_a_missing_socket_stops_nothing(
 
 
 def options(unit: str) -> dict[str, list[str]]:
-    """The settings of a unit's service."""
+    """Return the settings of a unit's service."""
     found: dict[str, list[str]] = {}
     for line in (UNITS / unit).read_text().splitlines():
         name, is_setting, value = line.partition("=")
@@ -120,7 +120,7 @@ def options(unit: str) -> dict[str, list[str]]:
 
 
 def at_root(words: Sequence[str], environment: dict[str, str]) -> int:
-    """A command as systemd starts it."""
+    """Run a command in the root folder, with the variables of systemd."""
     os.chdir("/")
     os.environ.update(environment)
     return cli.main(words)
@@ -154,7 +154,7 @@ class Machine:
         )
 
     def start(self, unit: str, listener: Listener, **variables: str) -> Forked:
-        """A unit's command, with its credentials and what systemd says of itself."""
+        """Start a unit's command with its credentials and the variables of systemd."""
         found = options(unit)
         credentials = self.folder / unit
         credentials.mkdir()
@@ -166,7 +166,7 @@ class Machine:
         return Forked(at_root, words, told, output=self.folder / f"{unit}.log")
 
     def words(self, unit: str, **variables: str) -> list[str]:
-        """A unit's command. The given variables replace those of the unit's file."""
+        """Return a unit's command. The given variables replace those of the unit's file."""
         found = options(unit)
         pairs = [pair for entry in found["Environment"] for pair in shlex.split(entry)]
         own = dict(pair.split("=", 1) for pair in pairs)
@@ -182,7 +182,7 @@ class Machine:
         return text.replace("/var/lib/stream-ssl", str(self.folder)).replace("%S", str(self.folder))
 
 
-def test_the_units_take_samples_train_and_stop(tmp_path: Path) -> None:
+def test_the_units_receive_samples_train_and_stop(tmp_path: Path) -> None:
     machine, started = Machine(tmp_path), []
     with contextlib.ExitStack() as stack:
         names = ("receiver", "learner", "producer")
@@ -209,7 +209,7 @@ def test_the_units_take_samples_train_and_stop(tmp_path: Path) -> None:
             heard[name].wait_for("STOPPING=1")
 
 
-def test_the_unit_of_a_broker_spools_nothing(tmp_path: Path) -> None:
+def test_the_producer_unit_spools_unless_its_options_are_empty(tmp_path: Path) -> None:
     machine, unit = Machine(tmp_path), "stream-ssl-producer@.service"
     camera = machine.words(unit, SOURCE="camera", TO="tcp://base:5557")
     spool = str(tmp_path / "stream-ssl-producer" / "front" / "spool")
@@ -220,7 +220,7 @@ def test_the_unit_of_a_broker_spools_nothing(tmp_path: Path) -> None:
     ]
 
 
-def test_each_unit_is_locked_down_and_waits_longer_than_a_stop_takes() -> None:
+def test_each_unit_is_restricted_and_allows_enough_time_for_a_stop() -> None:
     assert len(SERVICES) == 3
     for path in SERVICES:
         found = options(path.name)
@@ -243,7 +243,9 @@ def test_each_unit_is_locked_down_and_waits_longer_than_a_stop_takes() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.stem)
-def test_systemd_takes_the_unit_and_scores_it_2_at_most(path: Path, tmp_path: Path) -> None:
+def test_systemd_accepts_each_unit_with_an_exposure_of_at_most_2(
+    path: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / path.name  # its program is not installed here
     copy.write_text(path.read_text().replace("/opt/stream-ssl/bin/stream-ssl", "/bin/true"))
     for words in (["verify"], ["security", "--offline=yes", "--threshold=20"]):

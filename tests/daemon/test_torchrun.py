@@ -32,7 +32,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @table("size", [None, "", "1"], ids=repr)
-def test_a_process_without_a_group_has_the_lock_of_every_such_process(
+def test_a_process_without_a_group_ignores_the_variables_of_a_rank(
     size: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the lock of another rank, a second learner could train in the same run."""
@@ -45,7 +45,7 @@ def test_a_process_without_a_group_has_the_lock_of_every_such_process(
         assert meet(ON_CPU, stack).alone
 
 
-def test_a_rank_of_a_group_has_the_numbers_of_its_variables(
+def test_a_rank_of_a_group_reads_its_numbers_from_the_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     numbers = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -71,7 +71,7 @@ def test_a_rank_of_a_group_has_the_numbers_of_its_variables(
     ],
     ids=str,
 )
-def test_variables_that_do_not_fit_are_named_with_the_remedy(
+def test_the_error_names_inconsistent_variables_and_the_remedy(
     given: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in given.items():

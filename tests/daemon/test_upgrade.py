@@ -24,9 +24,9 @@ SETTINGS = TINY | {"checkpoints": {"every_steps": 10, "every_seconds": None, "ke
     ("backup", "trained"),
     [("all of it", 640), ("without its journal", 320 + 640)],
 )
-def test_a_run_of_an_earlier_release_goes_on(tmp_path: Path, backup: str, trained: int) -> None:
+def test_a_run_of_an_earlier_release_continues(tmp_path: Path, backup: str, trained: int) -> None:
     with tarfile.open(EARLIER) as archive:
-        # As its documentation has it for all of Python 3.11, where the first three lack filters.
+        # The documentation of tarfile advises this, because Python before 3.11.4 has no filters.
         archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
         archive.extractall(tmp_path)
     folder = tmp_path / "run"
@@ -49,7 +49,7 @@ def test_a_run_of_an_earlier_release_goes_on(tmp_path: Path, backup: str, traine
         assert identity == 2 * [state["journal"]]
         if backup == "all of it":
             return
-        # Its checkpoint alone, beside a journal that has grown past the checkpoint's place.
+        # Only the checkpoint stays, beside a new journal that is longer than its position.
         shutil.rmtree(folder / "journal")
         (folder / "cursor.json").unlink()
         receiver = run.role("receiver")

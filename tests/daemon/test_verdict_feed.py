@@ -1,4 +1,4 @@
-"""A producer asks how its samples fare, and is told by the learner, over real processes."""
+"""A producer gets the learner's verdicts on its samples, over real processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stream_ssl.producers import Producer, Verdict
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_a_producer_hears_how_its_samples_fared(tmp_path: Path) -> None:
+def test_a_producer_gets_verdicts_when_its_samples_are_kept_and_evicted(tmp_path: Path) -> None:
     told: list[Verdict] = []
     with processes(tmp_path / "run") as run:
         run.role("receiver")

@@ -1,4 +1,4 @@
-"""`--from`: a new run begins with the weights of another, and with its memory where that fits."""
+"""`--from`: a new run begins with the weights and, if it fits, the memory of another run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def train(run: Processes, samples: int, *arguments: str) -> None:
 
 
 def begun(folder: Path, old: Path, **settings: Any) -> Learner:
-    """A learner that `--from` has begun."""
+    """Return a learner that `--from` has begun."""
     file = folder / "config.yaml"
     file.write_text(json.dumps(TINY | settings | {"run": str(folder / "new")}))
     parser = options.learner_parser()
@@ -49,7 +49,7 @@ def begun(folder: Path, old: Path, **settings: Any) -> Learner:
     return learner
 
 
-def test_origins_name_no_files_of_the_old_run(
+def test_origins_do_not_name_files_of_the_old_run(
     tmp_path: Path, old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = begun(tmp_path, old).memory.ids.tolist()
@@ -62,7 +62,7 @@ def test_origins_name_no_files_of_the_old_run(
 
 
 @table("capacity", [40, 64, 100])
-def test_weights_are_the_same_and_the_memory_may_grow_or_shrink(
+def test_a_warm_start_keeps_the_weights_while_the_memory_may_change_its_size(
     tmp_path: Path, old: Path, capacity: int
 ) -> None:
     from safetensors.torch import load_file
@@ -87,7 +87,7 @@ def test_weights_are_the_same_and_the_memory_may_grow_or_shrink(
     assert (learner.step, learner.samples, learner.offset) == (0, 0, START)
 
 
-def test_a_projector_of_another_size_starts_anew_with_an_empty_memory(
+def test_a_projector_of_another_size_gets_new_weights_and_an_empty_memory(
     tmp_path: Path, old: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     learner = begun(tmp_path, old, projector={"dim": 8})
@@ -121,7 +121,7 @@ def test_an_encoder_that_does_not_fit_is_refused(
         begun(tmp_path, old if place is None else Path(place), **settings)
 
 
-def test_slots_are_described_by_the_features_of_the_weights_that_were_taken(
+def test_a_warm_start_describes_the_slots_by_the_features_of_its_encoder(
     tmp_path: Path, old: Path
 ) -> None:
     features = {"class_path": "stream_ssl.memory.descriptors.Features"}
@@ -131,7 +131,7 @@ def test_slots_are_described_by_the_features_of_the_weights_that_were_taken(
     assert torch.linalg.vector_norm(memory.descriptors, dim=1) == pytest.approx(torch.ones(64))
 
 
-def test_a_run_begins_from_another_and_restarts_from_its_own(
+def test_a_run_begins_from_another_run_and_restarts_from_its_own_checkpoint(
     tmp_path: Path, old: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with processes(tmp_path / "new", TINY | {"memory": {"capacity": 80}}) as run:
