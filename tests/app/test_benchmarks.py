@@ -35,7 +35,7 @@ def test_values_are_formatted_for_a_reader():
     ]
 
 
-def test_markdown_sets_numbers_to_the_right():
+def test_markdown_aligns_numbers_to_the_right():
     lines = markdown(Result("ingest", ROWS, 12.3)).splitlines()
     assert lines[0] == "## ingest"
     assert lines[4] == "| case | samples_per_second | megabytes_per_second | target | met |"
@@ -44,7 +44,7 @@ def test_markdown_sets_numbers_to_the_right():
     assert lines[7].endswith("| >= 100 | NO |")
 
 
-def test_table_marks_a_missed_target():
+def test_the_table_marks_a_missed_target():
     console = Console(width=120, record=True, file=io.StringIO())
     found = table(Result("ingest", ROWS, 1))
     console.print(found)
@@ -52,7 +52,7 @@ def test_table_marks_a_missed_target():
     assert [row.style for row in found.rows] == [None, "red"]
 
 
-def test_report_is_named_by_day_and_hardware(tmp_path):
+def test_a_report_is_named_by_day_and_hardware(tmp_path):
     name = path_of(tmp_path, date(2026, 1, 2)).name
     assert name.startswith("2026-01-02-")
     assert name.endswith("-cores.md")
@@ -68,7 +68,7 @@ def fake(monkeypatch):
     return sys.modules
 
 
-def test_all_run_one_after_the_other_into_one_report(fake, tmp_path, capsys):
+def test_all_benchmarks_write_into_one_report(fake, tmp_path, capsys):
     assert runner.main(["--reports", str(tmp_path)]) == 0
     report = next(tmp_path.glob("*.md")).read_text()
     printed = capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_all_run_one_after_the_other_into_one_report(fake, tmp_path, capsys):
     assert "- torch: " in report
 
 
-def test_a_benchmark_that_fails_stops_no_other(fake, tmp_path):
+def test_a_benchmark_that_fails_does_not_stop_the_next(fake, tmp_path):
     def broken():
         raise OSError("no room")
 
@@ -93,14 +93,14 @@ def test_a_benchmark_that_fails_stops_no_other(fake, tmp_path):
     assert "## learner" not in report
 
 
-def test_an_unknown_name_is_refused(tmp_path, capsys):
+def test_an_unknown_name_of_a_benchmark_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         runner.main(["speed", "--reports", str(tmp_path)])
     assert ended.value.code == 2
     assert "invalid choice: 'speed'" in capsys.readouterr().err
 
 
-def test_the_benchmark_of_a_gpu_runs_on_a_cpu_in_small(monkeypatch):
+def test_the_benchmark_of_a_gpu_runs_on_a_cpu_at_a_small_size(monkeypatch):
     small = "--batches.batch_size=8 --encoder.width=8 --memory.capacity=64 --learner.reencode=4"
     sizes = gpu.Sizes(64, batch=8, dim=16, warm_up=1, steps=4, options=tuple(small.split()))
     monkeypatch.setattr(gpu, "STEPS", {"small": gpu.SMALL})
@@ -118,7 +118,7 @@ def test_the_benchmark_of_a_gpu_runs_on_a_cpu_in_small(monkeypatch):
         next(gpu.run())
 
 
-def test_a_report_of_a_gpu_is_named_by_it(monkeypatch, tmp_path):
+def test_a_report_of_a_gpu_is_named_by_the_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr("benchmarks.report.gpu_name", lambda: "NVIDIA H200")
     assert path_of(tmp_path, date(2026, 1, 2), gpu=True).name == "2026-01-02-nvidia-h200.md"
     assert "gpu" not in runner.NAMES  # it runs only if it is named

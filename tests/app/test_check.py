@@ -1,5 +1,5 @@
-"""stream-ssl check: what cannot run is refused with reason and remedy, what is close to it and can
-is taken, and no run is touched."""
+"""`stream-ssl check` refuses invalid configurations with the reason and the remedy, accepts unusual
+valid ones, and touches no run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Median(Mean):
 
 
 def called(path: str, **arguments: Any) -> dict[str, Any]:
-    """A constructor's call, as a config file has it."""
+    """Return a constructor's call in the form of a config file."""
     return {"class_path": path, "init_args": arguments}
 
 
@@ -97,12 +97,12 @@ def most_duplicated(**arguments: Any) -> dict[str, Any]:
 
 
 def configured(folder: Path, **memory: Any) -> str:
-    """A config file whose memory has these options."""
+    """Write a config file whose memory has these options."""
     return config_file(folder, memory={"capacity": 64, **memory})
 
 
 def settled(folder: Path) -> tuple[str, Namespace, dict[str, Any]]:
-    """A config file, its settings, and what a checkpoint stores of them."""
+    """Return a config file, its settings, and the settings that a checkpoint stores."""
     file, parser = configured(folder), options.learner_parser()
     settings = options.read(parser, [str(file)])
     return file, settings, options.resolved(parser, settings)
@@ -113,7 +113,7 @@ def outcome(
     caplog: pytest.LogCaptureFixture,
     *arguments: str,
 ) -> tuple[int, str]:
-    """Exit status, and all that was said."""
+    """Return the exit status and the whole output of `check`."""
     status = refused(check.main, *arguments)
     out, err = capfd.readouterr()
     return status, out + err + caplog.text
@@ -232,7 +232,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @table("name", REFUSED)
-def test_an_invalid_configuration_is_refused_by_name(
+def test_check_refuses_an_invalid_configuration_and_names_the_reason(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -270,7 +270,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("sections", [*TAKEN.values(), *({"memory": o} for o in OPTIONS)], ids=repr)
-def test_unusual_valid_configurations_are_accepted(
+def test_check_accepts_unusual_valid_configurations(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -285,7 +285,7 @@ def test_unusual_valid_configurations_are_accepted(
 
 
 @pytest.mark.parametrize("name", ["laptop.yaml", "gpu.yaml"])
-def test_the_examples_are_sound(
+def test_check_accepts_the_shipped_configurations(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -330,7 +330,7 @@ def test_the_examples_are_sound(
         ("memory.shares", '{"a":.inf}', "memory.shares.a is inf: it must be a finite number"),
     ],
 )
-def test_a_number_that_is_not_finite_is_refused_by_its_option(
+def test_a_number_that_is_not_finite_is_refused_with_the_name_of_its_option(
     option: str, value: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needed = ["--memory.capacity", "16", "--batches.batch_size", "4"]
@@ -359,13 +359,13 @@ def test_the_pages_of_a_run_need_different_addresses(
         check.check_pages(settings, ranks, receivers)
 
 
-def test_a_segment_that_is_trimmed_meanwhile_is_no_fault(tmp_path: Path) -> None:
+def test_check_ignores_a_segment_that_is_trimmed_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
     (tmp_path / "journal" / "gone").symlink_to("nowhere")  # it is listed, and then it is not there
     check.check_receiver(options.read(options.receiver_parser(), [f"--run={tmp_path}"]))
 
 
-def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(
+def test_check_shows_the_part_of_each_rank_and_warns_of_a_small_disk(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     run, budget = tmp_path / "run", 1 << 50
@@ -390,7 +390,7 @@ def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(
     assert "Traceback" not in said
 
 
-def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None:
+def test_the_settings_of_a_checkpoint_build_the_same_memory(tmp_path: Path) -> None:
     file = configured(
         tmp_path,
         eviction=called(OUTSIDE, slot=3),
@@ -413,7 +413,7 @@ def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None
     assert outcomes[0] != list(range(64))
 
 
-def test_damaged_checkpoints_are_named_with_what_a_start_does(
+def test_check_names_damaged_checkpoints_and_where_a_start_begins(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     file, settings, stored = settled(tmp_path)
@@ -447,7 +447,7 @@ def test_damaged_checkpoints_are_named_with_what_a_start_does(
         ({"image_shape": (1, 8, 8)}, "images in the state are torch.uint8 "),
     ],
 )
-def test_a_memory_that_the_run_cannot_load_is_refused(
+def test_check_refuses_a_saved_memory_that_the_run_cannot_load(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -466,7 +466,7 @@ def test_a_memory_that_the_run_cannot_load_is_refused(
     assert (message or "duplicates   counted on Mean\n") in said
 
 
-def test_a_state_of_a_gpu_is_not_compared_under_an_index_that_depends_on_it(
+def test_check_does_not_compare_an_index_whose_choice_depends_on_the_gpu(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -507,7 +507,7 @@ def test_a_run_with_a_descriptor_from_outside_resumes(tmp_path: Path) -> None:
         assert stop(again) == 0
 
 
-def test_a_run_of_a_newer_version_is_refused(
+def test_check_refuses_a_run_of_a_newer_version(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     file, settings, stored = settled(tmp_path)

@@ -49,7 +49,7 @@ def test_an_invalid_value_is_refused_with_the_name_of_its_option(
         ),
     ],
 )
-def test_every_command_names_the_value_and_the_rule(
+def test_every_command_names_a_wrong_value_and_the_rule(
     words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

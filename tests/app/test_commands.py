@@ -1,4 +1,4 @@
-"""The commands that need no daemon: what they print, write and return."""
+"""The commands that need no daemon: their output, their files and their exit statuses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stream_ssl.wire.keys import Keys
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Commands take the signals over; give them back to pytest."""
+    """Restore pytest's signal handlers, which commands replace."""
     held = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in held.items():
@@ -64,7 +64,7 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
         assert line.split(":")[0] in " ".join(output.split())
 
 
-def test_signals_are_those_of_a_fresh_process_whoever_starts_it() -> None:
+def test_a_command_resets_the_signals_that_it_inherits() -> None:
     probe = (
         "import signal, subprocess, sys\n"
         "from stream_ssl.app.cli import main\n"
@@ -106,7 +106,7 @@ def test_a_locale_of_another_encoding_gets_utf8_mode(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("encoding", "shown"), [("ascii", b"??"), ("utf-8:strict", "\xb7".encode() + b"\xe9")]
 )
-def test_output_may_have_an_encoding_without_the_signs_of_tables(
+def test_output_replaces_the_characters_that_its_encoding_lacks(
     encoding: str, shown: bytes
 ) -> None:
     program = (
@@ -137,7 +137,7 @@ def test_a_terminal_without_a_size_still_shows_tables(
 
 
 def test_variables_of_other_programs_change_neither_metrics_nor_plots(tmp_path: Path) -> None:
-    """Such as those of a web server with several processes, or of a notebook."""
+    """A web server with several processes, or a notebook, sets such variables."""
     code = (
         "from stream_ssl.app import cli\n"
         "cli.main(['init'])\n"
@@ -150,7 +150,7 @@ def test_variables_of_other_programs_change_neither_metrics_nor_plots(tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_library_that_does_not_fit_into_memory_is_named(
+def test_the_error_names_a_library_that_does_not_fit_into_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def main(arguments: list[str]) -> int:
@@ -173,7 +173,7 @@ def test_the_option_version_prints_the_version(capsys: pytest.CaptureFixture[str
     assert __version__ in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_refused_with_the_known_ones(
+def test_an_unknown_command_is_refused_with_the_known_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -184,7 +184,7 @@ def test_an_unknown_command_is_refused_with_the_known_ones(
     assert "; did you mean run?" in told
 
 
-def test_a_deleted_working_folder_is_named(
+def test_a_command_names_a_deleted_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "gone"
@@ -197,7 +197,7 @@ def test_a_deleted_working_folder_is_named(
     assert "the working folder no longer exists: change to another" in capsys.readouterr().err
 
 
-def test_a_deleted_working_folder_is_named_by_python_m(tmp_path: Path) -> None:
+def test_python_m_names_a_deleted_working_folder(tmp_path: Path) -> None:
     started = f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m stream_ssl check"
     path = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
@@ -271,7 +271,7 @@ def test_keys_are_made_once_and_entered_in_the_allow_list(
     assert Keys.load(secret).public == public
 
 
-def test_an_interrupt_ends_a_command_in_one_line(
+def test_an_interrupt_ends_a_command_with_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(_: object) -> int:
@@ -283,7 +283,7 @@ def test_an_interrupt_ends_a_command_in_one_line(
 
 
 @pytest.mark.parametrize("words", [["init"], ["init", "gpu"]])
-def test_a_reader_that_ends_early_gets_no_traceback(words: list[str]) -> None:
+def test_a_command_with_a_closed_pipe_ends_without_a_traceback(words: list[str]) -> None:
     """`stream-ssl init | head -1`, with a pipe whose reader has ended before the first line."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -300,7 +300,7 @@ def test_a_reader_that_ends_early_gets_no_traceback(words: list[str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
-def test_output_to_a_full_disk_ends_in_one_line() -> None:
+def test_output_to_a_full_disk_ends_with_one_line() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "stream_ssl", "init", "laptop"],
@@ -316,8 +316,8 @@ def test_output_to_a_full_disk_ends_in_one_line() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
-def test_an_error_that_cannot_be_written_keeps_its_status(tmp_path: Path) -> None:
-    """A supervisor would start a command with another status than 2 again."""
+def test_a_command_keeps_its_status_if_its_error_cannot_be_written(tmp_path: Path) -> None:
+    """A supervisor restarts a command that ends with another status than 2."""
     wrong = ("keys", "a b", "--folder", str(tmp_path / "keys"))
     unknown = ("receiver", "--no-such-option", "1")
     reader, closed = os.pipe()
@@ -334,7 +334,9 @@ def test_an_error_that_cannot_be_written_keeps_its_status(tmp_path: Path) -> Non
                 assert done.returncode == USAGE, command
 
 
-def test_a_full_output_of_a_long_table_names_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_error_of_a_long_output_to_a_full_disk_names_the_remedy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A short output fails at the end of the command, and a long one within it."""
 
     def work() -> None:
@@ -345,7 +347,7 @@ def test_a_full_output_of_a_long_table_names_the_remedy(caplog: pytest.LogCaptur
     assert "No space left on device: free space where the output or" in caplog.text
 
 
-def test_a_lack_of_threads_names_the_limits(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_error_of_a_lack_of_threads_names_the_limits(caplog: pytest.LogCaptureFixture) -> None:
     def work() -> None:
         raise RuntimeError("can't start new thread")  # Python's text
 
@@ -368,13 +370,13 @@ def test_a_lack_of_threads_for_the_first_one_names_the_limits(
 
 
 def test_a_command_without_an_output_ends_without_a_traceback() -> None:
-    """As `stream-ssl init >&-` does."""
+    """`stream-ssl init >&-` is such a command."""
     command = f"{shlex.quote(sys.executable)} -m stream_ssl init laptop >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_view_without_an_output_says_what_it_needs(tmp_path: Path) -> None:
+def test_watch_without_an_output_asks_for_a_terminal(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "stream_ssl", "watch", str(tmp_path)]
     command = f"{' '.join(map(shlex.quote, words))} >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, check=False, timeout=60)
@@ -382,8 +384,8 @@ def test_a_view_without_an_output_says_what_it_needs(tmp_path: Path) -> None:
     assert done.stderr.startswith(b"the output is not a terminal"), done.stderr
 
 
-def test_no_file_takes_the_number_of_a_closed_output(tmp_path: Path) -> None:
-    """As of a daemon that a script starts with `<&- >&- 2>&-`: a crash writes its stacks to 2."""
+def test_a_file_does_not_take_the_number_of_a_closed_output(tmp_path: Path) -> None:
+    """A script may start a daemon with `<&- >&- 2>&-`, and a crash writes its stacks to 2."""
     file = tmp_path / "other"
     code = (
         "import os, signal, sys; from stream_ssl.app import cli; cli.main(['init']);"
@@ -395,10 +397,10 @@ def test_no_file_takes_the_number_of_a_closed_output(tmp_path: Path) -> None:
     assert file.read_text() == "3"
 
 
-def test_a_remedy_is_named_without_a_temporary_folder(
+def test_the_error_of_a_missing_temporary_folder_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in a container whose file system is read-only."""
+    """A container with a read-only file system may have no such folder."""
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
     assert reported(lambda: bool(tempfile.gettempdir())) == 1
@@ -406,7 +408,7 @@ def test_a_remedy_is_named_without_a_temporary_folder(
     assert "set TMPDIR to a folder that this user may write" in caplog.text
 
 
-def test_a_pipe_that_breaks_fails_a_daemon_and_ends_other_commands(
+def test_a_broken_pipe_is_an_error_of_a_daemon_and_ends_other_commands(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def work() -> None:
@@ -465,7 +467,7 @@ def test_every_option_of_a_config_file_is_explained() -> None:
     assert silent == []
 
 
-def test_a_name_that_no_keys_can_have_is_refused(
+def test_the_keys_command_refuses_a_name_with_a_path(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert keys.main(["../elsewhere", "--folder", str(tmp_path)]) == 2

@@ -1,4 +1,4 @@
-"""The completion script in a real bash, and zsh's for its form."""
+"""The completion script in a real bash, and the form of the script for zsh."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ OFFERED: dict[str, str] = {
 }
 
 
-def test_bash_offers(script: Path, tmp_path: Path) -> None:
+def test_bash_offers_commands_options_values_and_files(script: Path, tmp_path: Path) -> None:
     (tmp_path / "robot.yaml").touch()
     found = answers(script, OFFERED, tmp_path)
     told = [" ".join(sorted({*words} - {"--help"})) for words in found]
@@ -93,7 +93,7 @@ def test_zsh_gets_every_command_with_its_options(script: Path) -> None:
     assert "--memory.capacity" in text
 
 
-def test_the_command_prints_the_script(
+def test_the_completion_command_prints_a_script_without_torch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def without(words: list[str]) -> list[object]:

@@ -43,7 +43,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def namespaces() -> bool:
-    """Whether this user may make a PID namespace."""
+    """Return whether this user may make a PID namespace."""
     done = subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False)
     return done.returncode == 0
 
@@ -61,7 +61,9 @@ def test_a_learner_that_is_process_1_takes_another_id() -> None:
     assert killed.returncode == 128 + signal.SIGKILL
 
 
-def test_the_supervisor_leaves_process_1_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_learner_and_the_supervisor_leave_process_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A receiver stays process 1. In a container of its own, it must not get the learner's id."""
     left: list[str] = []
     for command in cli.DAEMONS:
@@ -71,7 +73,7 @@ def test_the_supervisor_leaves_process_1_too(monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(left) == ["learner", "run"]
 
 
-def test_the_health_check_sees_a_loop_that_hangs(
+def test_the_health_check_fails_for_a_hung_loop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [str(tmp_path), "--health", "receiver"]
@@ -95,7 +97,7 @@ CONTAINERS = ROOT / "deploy" / "containers" / "Containerfile"
 
 
 def stages() -> dict[str, list[tuple[str, str]]]:
-    """The (instruction, arguments) of each stage by its name, those of what it is from in front."""
+    """Return the (instruction, arguments) of each stage by name, after those of its parent."""
     text = re.sub(r"^#.*\n", "", CONTAINERS.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     found: dict[str, list[tuple[str, str]]] = {}
     name = ""
@@ -110,8 +112,10 @@ def stages() -> dict[str, list[tuple[str, str]]]:
 
 
 @table("target", ["receiver", "learner", "learner-gpu"])
-def test_an_image_is_nobody_s_and_its_process_gets_the_signals(target: str) -> None:
-    last = dict(stages()[target])  # of an instruction that stands twice, the last holds
+def test_an_image_has_an_unprivileged_user_and_starts_its_program_without_a_shell(
+    target: str,
+) -> None:
+    last = dict(stages()[target])  # the last of two equal instructions applies
     assert last["USER"] == "65532:65532"
     assert last["STOPSIGNAL"] == "SIGTERM"
     role = target.removesuffix("-gpu")
@@ -137,7 +141,7 @@ def test_each_image_can_get_further_extras() -> None:
     assert set(arguments) == set(rows)
 
 
-def test_the_images_are_built_from_what_is_there_and_not_ignored() -> None:
+def test_the_images_copy_exactly_the_files_that_dockerignore_keeps() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if "!" in line}
     copied = {
         source
@@ -154,7 +158,7 @@ def test_the_images_are_built_from_what_is_there_and_not_ignored() -> None:
     assert named <= extras["optional-dependencies"].keys()
 
 
-def test_compose_mounts_what_is_there_and_overrides_what_must_be() -> None:
+def test_compose_mounts_existing_files_and_sets_public_addresses_with_a_token() -> None:
     folder = ROOT / "deploy" / "compose"
     services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
     mounted = {
@@ -184,7 +188,7 @@ def test_compose_mounts_what_is_there_and_overrides_what_must_be() -> None:
     assert {t["targets"][0] for t in targets["static_configs"]} == {"receiver:9108", "learner:9109"}
 
 
-def test_the_setup_makes_keys_and_a_token_once(tmp_path: Path) -> None:
+def test_the_setup_of_compose_makes_keys_and_a_token_once(tmp_path: Path) -> None:
     words = [sys.executable, str(ROOT / "deploy" / "compose" / "setup.py"), str(tmp_path)]
     contents = []
     for _ in range(2):
@@ -196,7 +200,7 @@ def test_the_setup_makes_keys_and_a_token_once(tmp_path: Path) -> None:
 
 
 def kubernetes(folder: str) -> dict[tuple[str, str], Any]:
-    """What the YAML files of a folder hold, by kind and name."""
+    """Return the documents of a folder's YAML files, by kind and name."""
     files = sorted((ROOT / "deploy" / "kubernetes" / folder).glob("*.yaml"))
     documents = [
         document
@@ -207,7 +211,7 @@ def kubernetes(folder: str) -> dict[tuple[str, str], Any]:
     return {(one["kind"], one["metadata"]["name"]): one for one in documents}
 
 
-def test_kubernetes_copies_are_those_of_their_originals() -> None:
+def test_the_copies_for_kubernetes_equal_their_originals() -> None:
     folder = ROOT / "deploy" / "kubernetes"
     for copy, original in (
         ("base/config.yaml", CONFIGS / "laptop.yaml"),
@@ -221,7 +225,7 @@ def test_kubernetes_copies_are_those_of_their_originals() -> None:
 
 
 @pytest.mark.parametrize("role", ["receiver", "learner"])
-def test_a_pod_is_restricted_and_refers_to_what_is_there(role: str) -> None:
+def test_a_pod_is_restricted_and_refers_to_existing_objects(role: str) -> None:
     made = kubernetes("base")
     spec = made["StatefulSet", f"stream-ssl-{role}"]["spec"]
     assert ("Service", spec["serviceName"]) in made

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def snippets(page: str) -> list[str]:
-    """The page's Python, without what needs a daemon that listens."""
+    """Return the page's Python, without the snippets that need a running daemon."""
     found = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     return [code for code in found if "from stream_ssl.producers" not in code]
 
@@ -26,7 +26,9 @@ def snippets(page: str) -> list[str]:
 @pytest.mark.parametrize(
     ("page", "least"), [("README.md", 1), ("docs/memory.md", 8), ("docs/methods.md", 1)]
 )
-def test_snippets_run_one_after_the_other(page: str, least: int, tmp_path: Path) -> None:
+def test_the_snippets_of_a_page_run_one_after_the_other(
+    page: str, least: int, tmp_path: Path
+) -> None:
     codes = snippets(page)
     assert len(codes) >= least
     check = "\nok, reason = memory.check_valid()\nassert ok and len(memory), reason\n"
@@ -39,7 +41,9 @@ def test_snippets_run_one_after_the_other(page: str, least: int, tmp_path: Path)
     assert reader.wait(120) == 0, output.read_text()
 
 
-def test_the_config_section_is_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_accepts_the_configuration_on_the_page_about_the_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = (ROOT / "docs" / "memory.md").read_text()
     found = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert len(found) == 1
@@ -59,7 +63,7 @@ PAGES = [
 ]
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_to_existing_files() -> None:
     missing = []
     for page in PAGES:
         targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text())
@@ -68,7 +72,7 @@ def test_links_lead_somewhere() -> None:
     assert not missing
 
 
-def test_no_command_copies_a_file_of_a_container_to_the_terminal() -> None:
+def test_the_page_on_deployment_copies_no_file_to_the_terminal() -> None:
     """For "-", Docker writes a tar archive, and not the content of the file."""
     page = (ROOT / "deploy" / "README.md").read_text()
     copies = [line for line in page.splitlines() if "compose cp" in line]
@@ -86,7 +90,7 @@ def test_the_page_on_upgrades_names_the_formats_that_are_written() -> None:
     assert f"| journal {segment.FORMAT} |" in page
 
 
-def test_every_policy_and_score_is_told() -> None:
+def test_the_page_on_the_memory_names_every_policy_and_score() -> None:
     from stream_ssl.memory import scores
     from stream_ssl.memory.eviction import POLICIES
 
@@ -98,7 +102,7 @@ def test_every_policy_and_score_is_told() -> None:
     assert [name for name in named if f"`{name}(" not in text] == []
 
 
-def test_every_method_loss_and_preset_is_told() -> None:
+def test_the_page_on_methods_names_every_method_loss_and_preset() -> None:
     from stream_ssl.losses import LOSSES
     from stream_ssl.methods import METHODS
 

@@ -19,7 +19,7 @@ NAMES = sorted(
 )
 
 
-def test_each_configuration_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_prints_each_configuration_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(NAMES) >= 13
     for name in NAMES:
         assert init.main([name]) == 0
@@ -33,7 +33,9 @@ def test_init_without_a_name_lists_all_configurations(capsys: pytest.CaptureFixt
     assert [name for name, text in lines if not 20 < len(text) <= 90] == []
 
 
-def test_an_unknown_name_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_refuses_an_unknown_name_and_lists_the_known_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as end:
         init.main(["desktop"])
     assert end.value.code == 2

@@ -20,13 +20,13 @@ BASE = ["--to", "tcp://127.0.0.1:1", "--name", "robot"]
 
 
 def streamed(source: Source, *words: str) -> Source:
-    """The stream of a source with these options."""
+    """Return the stream of a source with these options."""
     parser = produce.source_parser("synthetic")
     given = parser.parse_args([*BASE, *words], defaults=False)
     return produce.stream(source, parser.parse_args([*BASE, *words]), given)
 
 
-def test_the_options_build_the_stream() -> None:
+def test_the_options_of_a_continual_stream_build_this_stream() -> None:
     more = ["--continual.kind", "blocks", "--continual.tasks", "2", "--continual.block", "5"]
     stream = streamed(Synthetic(count=60, size=4, shift=0), *more)
     assert isinstance(stream, Continual)
@@ -48,7 +48,7 @@ def test_an_option_of_tasks_needs_tasks(option: str) -> None:
         streamed(Synthetic(count=3), option)
 
 
-def test_a_parked_robot_may_do_tasks() -> None:
+def test_a_parked_stream_may_wrap_a_continual_stream() -> None:
     parked = ["--parked.share", "0.8", "--parked.scenes", "3", "--parked.stretch", "6"]
     source = Synthetic(count=60, size=4, shift=0)
     stream = streamed(source, *parked)
@@ -71,7 +71,7 @@ def test_a_parked_robot_may_do_tasks() -> None:
         ("parked", Parked, "--parked.share=0.5", "--parked.scenes=4"),
     ],
 )
-def test_a_wrapper_is_on_where_its_first_option_is_given(
+def test_a_wrapper_is_on_only_if_its_first_option_is_given(
     section: str, wrapper: type, option: str, more: str
 ) -> None:
     source = Synthetic(count=60, size=4, shift=0)
@@ -83,7 +83,7 @@ def test_a_wrapper_is_on_where_its_first_option_is_given(
         streamed(source, more)
 
 
-def test_wrappers_apply_in_one_order() -> None:
+def test_wrappers_apply_in_a_fixed_order() -> None:
     words = ["--parked.share=0.5", "--stalls.rate=0.1", "--video.frames=2"]
     stream = streamed(Synthetic(count=60, size=4, shift=0), *words)
     kinds = []

@@ -34,7 +34,7 @@ def test_the_page_installs_what_its_commands_need() -> None:
     assert set(extras.split(",")) == {"learner", "cpu", "ros", "export"}
 
 
-def test_images_of_a_robot_become_an_encoder(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_train_and_export_an_encoder(tmp_path: Path) -> None:
     context = foxglove.Context()
     server = foxglove.start_server(port=0, context=context)
     camera = RawImageChannel("/camera/image_raw/compressed", context=context)
@@ -76,7 +76,7 @@ def test_images_of_a_robot_become_an_encoder(tmp_path: Path) -> None:
     assert any((tmp_path / "encoder").iterdir())
 
 
-def test_the_page_s_program_plays_a_robot(tmp_path: Path) -> None:
+def test_the_program_of_the_page_sends_images_like_a_robot(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     sent = []
     for level in (0, 90, 200):

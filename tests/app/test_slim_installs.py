@@ -1,4 +1,4 @@
-"""Each slim extra does its work with what it installs, and nothing else."""
+"""Each slim extra works with the packages that it installs, and no others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PathFinder.find_spec = lambda name, path=None, target=None: (
 
 
 def installed(*extras: str) -> set[str]:
-    """Names of the packages that pip installs for them, and for what they need."""
+    """Return the names of the packages that pip installs for these extras."""
     found: set[tuple[str, str]] = set()
     wanted = [("stream-ssl", extra) for extra in ("", *extras)]
     while wanted:
@@ -54,7 +54,7 @@ def installed(*extras: str) -> set[str]:
 
 
 def without_the_rest(*extras: str) -> str:
-    """Code that makes every module unfindable that those extras do not bring."""
+    """Return code that hides every module that these extras do not install."""
     there = installed(*extras)
     absent = {
         module
@@ -64,14 +64,14 @@ def without_the_rest(*extras: str) -> str:
     return ABSENT.format(absent=absent)
 
 
-def test_the_extras_are_as_slim_as_they_say() -> None:
+def test_each_slim_extra_leaves_out_the_packages_of_other_parts() -> None:
     assert installed("producer") == installed()
     assert not installed("receiver") & {"torch", "faiss-cpu", "pillow", "scipy", "matplotlib"}
     assert not installed("memory", "cpu") & {"torchvision", "lmdb", "uvicorn", "pillow", "rich"}
     assert {"torch", "faiss-cpu", "lmdb", "pillow"} <= installed("learner", "cpu")
 
 
-def test_a_receiver_without_torch_takes_what_a_producer_without_it_sends(tmp_path: Path) -> None:
+def test_a_receiver_and_a_producer_work_together_without_torch(tmp_path: Path) -> None:
     main = "from stream_ssl.app.cli import main\nsys.exit(main(sys.argv[1:]))"
     settings = {name: value for name, value in TINY.items() if name != "access"}
     processes = Processes(tmp_path, settings)
@@ -106,7 +106,7 @@ def test_a_receiver_without_torch_takes_what_a_producer_without_it_sends(tmp_pat
             process.wait()
 
 
-def test_the_memory_alone_needs_torch_and_faiss(tmp_path: Path) -> None:
+def test_the_memory_works_with_torch_and_faiss_alone(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", without_the_rest("memory", "cpu") + MEMORY, str(tmp_path / "m")],
         capture_output=True,

@@ -65,10 +65,10 @@ def started() -> LearnerMetrics:
     return metrics
 
 
-def test_a_process_that_is_up_and_not_ready_says_why(
+def test_status_shows_why_a_process_is_not_ready(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a receiver on a full disk, whose budget has room, and a learner before its first step."""
+    """The receiver has a full disk and a budget with room; the learner has made no step."""
     health = Health()
     health.set("journal", False, "cannot be written [Errno 28]")
     health.set("credit", True)
@@ -86,7 +86,7 @@ def test_a_process_that_is_up_and_not_ready_says_why(
     assert (figures["learner"]["loss"], "no update yet" in said) == (None, True)
 
 
-def test_json_has_no_colours(
+def test_the_json_of_status_has_no_colours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CI systems set FORCE_COLOR for all their commands, also for those whose output jq reads."""
@@ -97,7 +97,7 @@ def test_json_has_no_colours(
             assert "answers" in json.loads(capsys.readouterr().out)
 
 
-def test_a_path_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_a_path_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rich would show `:x:` as a cross, and nobody could copy the path."""
     run = tmp_path / "12:x:30"
     assert status.main([str(run)]) == 1
@@ -108,7 +108,7 @@ def test_a_path_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert told.count("12:x:30") == 3, told
 
 
-def test_a_learner_that_falls_behind_is_not_called_healthy() -> None:
+def test_status_shows_the_level_of_the_answer_on_health() -> None:
     levels: dict[Level, str] = {"good": "healthy", "watch": "worth a look"}
     for level, said in levels.items():
         console = Console(record=True, width=100)
@@ -117,7 +117,7 @@ def test_a_learner_that_falls_behind_is_not_called_healthy() -> None:
         assert re.search(rf"health +│ {said}", console.export_text())
 
 
-def test_the_lag_of_a_group_is_that_of_its_last_rank(
+def test_the_lag_of_a_group_is_the_largest_lag_of_its_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ranks may read journals of their own, and the first one's journal may be empty."""
@@ -131,8 +131,8 @@ def test_the_lag_of_a_group_is_that_of_its_last_rank(
         assert "58.7 s, 14 packets" in shown(tmp_path, capsys)
 
 
-def test_the_slowest_rank_is_that_of_the_page() -> None:
-    """The page names none without an update, or if all ranks are about as busy."""
+def test_status_names_the_slowest_rank_by_the_rule_of_the_page() -> None:
+    """The page names no rank without an update, or if all ranks are about equally busy."""
     for steps, busy, says in (
         (9, (3.0, 6.0), "rank 1 is the slowest: it is busy for 60 % of the time, and the fastest"),
         (9, (3.6, 3.8), "2 ranks; each is busy for at most 38 % of the time"),
@@ -152,7 +152,7 @@ def test_the_slowest_rank_is_that_of_the_page() -> None:
         assert says in console.export_text()
 
 
-def test_a_learner_that_starts_shows_no_zeros_of_a_memory_that_it_has_not_loaded(
+def test_status_shows_no_slots_while_the_learner_is_starting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics, health = LearnerMetrics(CollectorRegistry()), Health()
@@ -169,7 +169,7 @@ def test_a_learner_that_starts_shows_no_zeros_of_a_memory_that_it_has_not_loaded
         assert f"learner up {addresses['learner']}" in said
 
 
-def test_json_of_a_run_that_never_started_is_json(
+def test_the_error_of_a_folder_without_a_run_is_valid_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status.main([str(tmp_path), "--json"]) == 1
@@ -183,7 +183,7 @@ def test_json_of_a_run_that_never_started_is_json(
     assert said == f"{tmp_path} is no run, but holds {named}: give one of these folders"
 
 
-def test_runs_are_found_beside_folders_of_other_accounts(
+def test_status_finds_runs_beside_folders_of_other_accounts(
     unprivileged: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (unprivileged / "closed").mkdir(0)
@@ -192,7 +192,7 @@ def test_runs_are_found_beside_folders_of_other_accounts(
     assert f"holds {unprivileged}/robot: give that folder" in capsys.readouterr().out
 
 
-def test_a_run_that_was_stopped_is_told_how_it_goes_on(
+def test_status_shows_how_to_continue_a_stopped_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(tmp_path, receiver=ReceiverMetrics(CollectorRegistry())):
@@ -204,7 +204,7 @@ def test_a_run_that_was_stopped_is_told_how_it_goes_on(
     assert "Prometheus or `loggers: [tensorboard]` keeps figures" in capsys.readouterr().err
 
 
-def test_samples_that_were_turned_away_are_told(
+def test_status_shows_the_near_duplicates_that_the_learner_dropped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = started()
@@ -216,7 +216,7 @@ def test_samples_that_were_turned_away_are_told(
     assert "continue it with" not in said
 
 
-def test_dropped_samples_of_all_ranks_are_told(
+def test_status_sums_the_dropped_samples_of_all_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranks = [started() for _ in range(2)]
@@ -229,7 +229,7 @@ def test_dropped_samples_of_all_ranks_are_told(
 
 @contextmanager
 def held_by_another(run: Path, role: str) -> Iterator[int]:
-    """Another process holds a role; gives its id."""
+    """Start another process that holds a role, and yield its id."""
     words = "import sys; from pathlib import Path\n"
     words += "from stream_ssl.daemon.endpoints import hold_role\n"
     words += "with hold_role(Path(sys.argv[1]), sys.argv[2]): print(flush=True); sys.stdin.read()"
@@ -241,15 +241,15 @@ def held_by_another(run: Path, role: str) -> Iterator[int]:
 
 
 def shown(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """The text of a status whose processes do not all answer."""
+    """Return the text of `status` for a run whose processes do not all answer."""
     assert status.main([str(run), "--seconds", "0.01"]) == 1
     return " ".join(capsys.readouterr().out.replace("│", "").split())
 
 
-def test_a_run_that_starts_is_not_told_to_start(
+def test_status_does_not_advise_to_start_a_run_that_is_starting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a fresh folder, in that of a run that was stopped, and after the end."""
+    """The folder is first fresh, then of a stopped run, and then without a supervisor."""
     with held_by_another(tmp_path, "supervisor") as pid:
         said = shown(tmp_path, capsys)
         assert said.count(f"starting (pid {pid})") == 2
@@ -267,7 +267,7 @@ def test_a_run_that_starts_is_not_told_to_start(
     assert "health unknown: receiver and learner do not answer" in said
 
 
-def test_a_process_that_told_its_address_and_is_silent_is_not_starting(
+def test_status_shows_a_silent_process_with_an_address_as_hung(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with held_by_another(tmp_path, "supervisor"), held_by_another(tmp_path, "receiver") as pid:
@@ -280,10 +280,10 @@ def test_a_process_that_told_its_address_and_is_silent_is_not_starting(
     assert f"`kill -USR1 {pid}` writes the stacks" in said
 
 
-def test_a_file_of_addresses_that_cannot_be_read_is_told(
+def test_status_names_a_file_of_addresses_that_cannot_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """While processes work, and after their end."""
+    """This holds while processes run, and after their end."""
     os.mkfifo(tmp_path / FILE)
     with held_by_another(tmp_path, "supervisor"), held_by_another(tmp_path, "receiver"):
         said = shown(tmp_path, capsys)
@@ -300,21 +300,23 @@ def test_a_file_of_addresses_that_cannot_be_read_is_told(
     assert "no process of the run is running" in shown(tmp_path, capsys)
 
 
-def test_a_receiver_that_starts_alone_is_starting(
+def test_status_shows_a_receiver_without_a_supervisor_as_starting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with held_by_another(tmp_path, "receiver") as pid:
         assert f"receiver starting (pid {pid})" in shown(tmp_path, capsys)
 
 
-def test_a_lock_of_the_past_is_held_by_nobody(tmp_path: Path) -> None:
+def test_an_old_lock_file_has_no_holder(tmp_path: Path) -> None:
     assert holder(tmp_path, "receiver") is None
     for content in ("", "no number", "-1", "9" * 30, str(os.getpid())):
         (tmp_path / "receiver.lock").write_text(content)
         assert holder(tmp_path, "receiver") is None, content
 
 
-def test_a_checkpoint_of_step_0_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_a_checkpoint_of_step_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     metrics = started()
     with serving(tmp_path, learner=metrics):
         assert "checkpoint none yet" in shown(tmp_path, capsys)
@@ -322,7 +324,7 @@ def test_a_checkpoint_of_step_0_is_told(tmp_path: Path, capsys: pytest.CaptureFi
         assert "checkpoint step 0, 0 s ago" in shown(tmp_path, capsys)
 
 
-def test_a_journal_that_was_not_measured_is_not_shown(
+def test_status_shows_the_journal_only_after_its_first_measurement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = ReceiverMetrics(CollectorRegistry())
@@ -332,10 +334,10 @@ def test_a_journal_that_was_not_measured_is_not_shown(
         assert "2.0 MB; its budget and its disk have room for 0 MB" in shown(tmp_path, capsys)
 
 
-def test_near_duplicates_are_told_only_if_they_were_measured(
+def test_status_shows_the_share_of_near_duplicates_only_if_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are not measured for vectors."""
+    """The share is not measured for vectors."""
     metrics = started()
     metrics._families.set("memory_slots", 100, memory="working")
     with serving(tmp_path, learner=metrics):
@@ -389,7 +391,7 @@ def test_a_copied_folder_does_not_show_the_original_run(
 def test_status_shows_the_five_answers_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a receiver that answers and a learner that does not, as text and as JSON."""
+    """The receiver answers, and the learner does not. The output is text, and then JSON."""
     metrics, run = ReceiverMetrics(CollectorRegistry()), tmp_path / "x[bold]y"
     run.mkdir()
     metrics.consume(ReceiverRecord(samples=8, producers=1, producer_samples={"[red]cam": 8}))
@@ -413,7 +415,7 @@ def test_status_shows_the_five_answers_first(
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan"])
-def test_rates_are_over_a_finite_time(
+def test_status_refuses_a_time_that_is_not_finite_and_positive(
     tmp_path: Path, seconds: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -424,7 +426,7 @@ def test_rates_are_over_a_finite_time(
     assert "seconds" in capsys.readouterr().err
 
 
-def test_skipped_updates_are_told_in_place_of_the_loss(
+def test_status_shows_skipped_updates_in_place_of_the_loss(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = started()
@@ -438,7 +440,7 @@ def test_skipped_updates_are_told_in_place_of_the_loss(
         assert "no loss: the last updates were skipped" in shown(tmp_path, capsys)
 
 
-def test_a_receiver_alone_is_not_told_to_read_the_learners_log(
+def test_status_of_a_receiver_alone_does_not_refer_to_a_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = ReceiverMetrics(CollectorRegistry())
@@ -450,7 +452,7 @@ def test_a_receiver_alone_is_not_told_to_read_the_learners_log(
     assert "log" not in said.replace("stream-ssl · ", "").partition("up http")[0]
 
 
-def test_rates_are_those_of_the_page_where_it_knows_them() -> None:
+def test_status_shows_the_rates_of_the_page_if_the_page_has_them() -> None:
     figures = {
         "receiver": {"samples_per_second": 0.0, "bytes_per_second": 3.0},
         "learner": {
@@ -486,7 +488,7 @@ def test_a_narrow_terminal_shows_whole_paths() -> None:
     assert path in re.sub(r"[^\w./-]|soon", "", captured.get())
 
 
-def test_another_program_at_the_address_of_a_process_is_told(
+def test_the_error_names_another_program_at_the_address_of_a_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for body in (b"<p>", b"[" * 100_000, b'{"role": "receiver", "figures": {}}'):
@@ -495,10 +497,10 @@ def test_another_program_at_the_address_of_a_process_is_told(
         assert state == {"error": "another program than the learner answers at http://127.0.0.1:1"}
 
 
-def test_a_process_with_another_token_does_not_hang(
+def test_status_does_not_call_a_process_with_another_token_hung(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As if http.token_file was changed, and the receiver was not restarted."""
+    """http.token_file was changed, and the receiver was not restarted."""
     file = tmp_path / "http.token"
     file.touch(mode=0o600)
     file.write_text("the-token-of-today\n")
@@ -515,7 +517,7 @@ def test_a_process_with_another_token_does_not_hang(
     assert "kill" not in said
 
 
-def test_a_process_that_answers_slowly_does_not_hang(
+def test_status_does_not_call_a_slow_process_hung(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def busy(*_: object) -> Snapshot:

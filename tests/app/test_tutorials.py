@@ -64,7 +64,7 @@ class Reader:
             assert [stop(daemon) for daemon in reversed(self.daemons)] == [0, 0]
 
     def all_read(self) -> bool:
-        """Whether what the learner has not yet taken is less than a batch."""
+        """Return whether fewer samples than a batch wait for the learner."""
         records, samples = map(self.run.metric, ("lag_records", "pending_samples"))
         return records == 0 and 0 <= samples < BATCH
 
@@ -126,7 +126,7 @@ def test_the_tutorial_on_a_folder_ends_with_an_index(folder: Path) -> None:
 
 
 def write_log(path: Path, frames: list[Image.Image]) -> None:
-    """A log in which the camera sends each frame three times, as a robot that stands still."""
+    """Write a log in which the camera sends each frame three times, like a robot at rest."""
     schema_text, _ = get_typestore(Stores.ROS2_HUMBLE).generate_msgdef(IMAGE, ros_version=2)
     with path.open("wb") as file, Writer(file) as writer:
         schema = writer.register_msgdef(IMAGE, schema_text)

@@ -1,4 +1,4 @@
-"""`stream-ssl watch`: what it shows in a terminal of any size, and how it ends."""
+"""`stream-ssl watch`: its view in terminals of any size, and its end."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def shown(view: watch.View, width: int = 80, height: int = 24) -> list[str]:
 @pytest.mark.parametrize("size", [(80, 24), (40, 16), (200, 60), (20, 12)])
 @pytest.mark.parametrize("says", ["46 % of held-out images.", LONG, ""])
 @pytest.mark.parametrize("producers", [0, 40])
-def test_every_size_has_the_five_answers(size: tuple[int, int], says: str, producers: int) -> None:
+def test_the_view_has_the_five_answers_at_every_size(
+    size: tuple[int, int], says: str, producers: int
+) -> None:
     view = watch.View("runs/yard")
     view.take(lambda: a_look(says, producers))
     lines = shown(view, *size)
@@ -101,7 +103,7 @@ def test_the_view_shows_the_figures_of_all_processes() -> None:
     assert "900 of 1,024 slots, 2.1 % near-duplicates" in " ".join(lines["memory"])
 
 
-def test_parts_of_ranks_are_summed() -> None:
+def test_the_view_sums_the_parts_of_all_ranks() -> None:
     """Each rank trains on its part of the samples, and holds its shard of the memory."""
     look, rank = a_look(), {"trained": 5.0, "replayed": 1.0, "slots": 90.0, "capacity": 1024.0}
     states = {**look.reading.states, "learner-1": {"figures": {**rank, "lag": 9.0, "loss": 7.0}}}
@@ -115,7 +117,7 @@ def test_parts_of_ranks_are_summed() -> None:
 
 
 class TwoRanks:
-    """A run of two ranks, of which each has dropped and admitted other samples."""
+    """A run of two ranks that have dropped and admitted different samples."""
 
     title = "runs/yard"
 
@@ -149,7 +151,7 @@ def test_each_rank_of_the_present_group_is_asked(
     assert [one["from"] for one in run.ask("learner", "history")] == ["learner"]
 
 
-def test_the_use_of_producers_is_that_of_all_ranks() -> None:
+def test_the_view_sums_the_use_of_producers_over_all_ranks() -> None:
     uses = watch.Asker(TwoRanks()).look().uses
     kinds = {"dropped": {"near_duplicate": 1.0}, "bad": {"damaged": 2.0}}
     assert uses["gate"] == {"admitted": 7.0, "slots": 3.0, **kinds}
@@ -160,7 +162,7 @@ def test_the_use_of_producers_is_that_of_all_ranks() -> None:
     ("values", "drawn"),
     [([], ""), ([0.0, 0.0], "▁▁"), ([1.0, float("nan"), 8.0], "▂ █"), ([-1.0, 4.0], "▁█")],
 )
-def test_bars(values: list[float], drawn: str) -> None:
+def test_bars_draw_values_from_0_to_the_largest_value(values: list[float], drawn: str) -> None:
     assert watch.bars(values) == drawn
 
 
@@ -187,7 +189,7 @@ def processes(run: Path, *roles: str, token: Token | None = None) -> Iterator[di
 
 
 def test_the_view_finds_a_learner_that_comes_back_at_a_new_address(tmp_path: Path) -> None:
-    """The view says so while it is away, and asks the new address afterwards."""
+    """The view shows that the learner is away, and asks the new address afterwards."""
     view, asker = watch.View(str(tmp_path)), watch.Asker(RunFolder(tmp_path))
     with processes(tmp_path, "receiver") as alone:
         gone = {"http": "http://127.0.0.1:1"}
@@ -214,7 +216,7 @@ def test_rank_0_answers_for_the_learner(tmp_path: Path) -> None:
     assert "loss" in history
 
 
-def test_a_run_that_cannot_be_asked_keeps_the_last_values(tmp_path: Path) -> None:
+def test_the_view_keeps_the_last_values_of_a_run_that_does_not_answer(tmp_path: Path) -> None:
     view = watch.View("http://127.0.0.1:1")
 
     def fails() -> watch.Look:
@@ -233,7 +235,7 @@ def test_a_run_that_cannot_be_asked_keeps_the_last_values(tmp_path: Path) -> Non
 def test_a_page_gives_the_answers_of_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By folder and by address, with a token, by `status` and by `watch`."""
+    """The run is given by folder and by address, with a token, to `status` and to `watch`."""
     file = tmp_path / "token"
     file.write_text("0123456789abcdef-secret")
     file.chmod(0o600)
@@ -269,7 +271,7 @@ def test_a_page_gives_the_answers_of_its_run(
         ("http", None),
     ],
 )
-def test_an_address_is_told_from_a_folder(place: str, address: str | None) -> None:
+def test_address_in_distinguishes_an_address_from_a_folder(place: str, address: str | None) -> None:
     assert address_in(Path(place)) == address
 
 
@@ -361,7 +363,7 @@ class Terminal:
 
 
 @pytest.mark.parametrize("end", ["q", "ctrl-c", "terminate"])
-def test_watch_restores_the_terminal_however_it_ends(tmp_path: Path, end: str) -> None:
+def test_watch_restores_the_terminal_at_each_kind_of_end(tmp_path: Path, end: str) -> None:
     with processes(tmp_path, "receiver", "learner"):
         terminal = Terminal(tmp_path)
         try:
