@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow in processes of their own: what they store, and servers that fail."""
+"""Weights & Biases and MLflow in processes of their own: their stored data, and failing servers."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def rows(file: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_another_run_begins_in_place_of_a_deleted_one(
+def test_a_new_wandb_run_replaces_a_deleted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """W&B takes the id of a deleted run for no other run."""
+    """W&B accepts the id of a deleted run for no other run."""
     ids: list[str] = []
 
     def init(**options: Any) -> Any:
@@ -81,7 +81,7 @@ def test_another_run_begins_in_place_of_a_deleted_one(
 
 
 def children() -> list[psutil.Process]:
-    """Return the processes of loggers that this process started, and their own ones."""
+    """Return the processes of loggers that this process started, and their children."""
     mine = psutil.Process().children(recursive=True)
     return [one for one in mine if "logger_child" in " ".join(one.cmdline())]
 
@@ -135,7 +135,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def delete(meta: Path) -> None:
-    """Delete a run or an experiment as MLflow does, whose import would take two seconds."""
+    """Delete a run or an experiment without MLflow, whose import takes two seconds."""
     text = meta.read_text()
     assert "lifecycle_stage: active" in text
     meta.write_text(text.replace("lifecycle_stage: active", "lifecycle_stage: deleted"))
@@ -159,7 +159,7 @@ def test_mlflow_keeps_rows_pictures_and_the_configuration(logged: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_a_new_run_begins_in_place_of_one_that_was_deleted_in_mlflow(logged: Path) -> None:
+def test_a_new_mlflow_run_replaces_a_deleted_run(logged: Path) -> None:
     kept = logged / "mlflow" / "run-id"
     before = kept.read_text().strip()
     (meta,) = logged.glob(f"store/*/{before}/meta.yaml")
@@ -174,7 +174,9 @@ def test_a_new_run_begins_in_place_of_one_that_was_deleted_in_mlflow(logged: Pat
 
 
 @pytest.mark.timeout(240)
-def test_a_deleted_experiment_of_mlflow_is_named(logged: Path, tmp_path: Path) -> None:
+def test_the_error_names_a_deleted_experiment_of_mlflow_and_the_remedy(
+    logged: Path, tmp_path: Path
+) -> None:
     (folder,) = (
         one.parent for one in logged.glob("store/*/meta.yaml") if "stream-ssl" in one.read_text()
     )
@@ -186,7 +188,7 @@ def test_a_deleted_experiment_of_mlflow_is_named(logged: Path, tmp_path: Path) -
     assert children() == []
 
 
-def test_a_logger_that_does_not_open_in_time_is_given_up(
+def test_a_logger_that_does_not_open_in_time_times_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logger_process, "OPEN", 0.3)  # less than its library needs

@@ -52,7 +52,7 @@ def test_a_healthy_run_gets_five_good_answers(healthy: Run) -> None:
     assert found["To do"].says == "0 conditions need attention."
 
 
-def test_the_memory_of_several_ranks_is_that_of_all() -> None:
+def test_the_answer_on_the_memory_sums_the_slots_of_all_ranks() -> None:
     """The figures are those of one shard, and `status` adds up the shards of all ranks."""
     run, group = Run(), SimpleNamespace(size=2, waited=0.0, bytes=0, collectives=0)
     run.fills()
@@ -63,7 +63,7 @@ def test_the_memory_of_several_ranks_is_that_of_all() -> None:
     assert says.endswith("gate has 70 % of the slots of the first rank.")
 
 
-def test_updates_are_counted_over_the_span_that_is_named() -> None:
+def test_the_answer_counts_updates_over_the_span_that_the_text_names() -> None:
     run = Run()
     run.steps = 300
     said = []
@@ -77,13 +77,13 @@ def test_updates_are_counted_over_the_span_that_is_named() -> None:
     assert set(said[5:]) == {"6 updates in the last minute."}
 
 
-def test_a_receiver_says_that_it_has_no_memory() -> None:
+def test_a_receiver_answers_that_no_memory_is_here() -> None:
     assert Run().ask("receiver", "receiver/memory") == {
         "error": "no memory here: this process has none"
     }
 
 
-def test_a_run_without_producers_is_told_to_start_one() -> None:
+def test_to_do_advises_to_start_a_producer_if_none_is_connected() -> None:
     run = Run()
     run.pass_(10, run.sends(producers=0, samples=0))
     found = asked(run)
@@ -94,7 +94,7 @@ def test_a_run_without_producers_is_told_to_start_one() -> None:
     assert found["To do"].says == "Start a producer: stream-ssl produce, or a program of your own."
 
 
-def test_a_process_that_starts_expects_no_answer_of_the_other() -> None:
+def test_a_starting_process_does_not_call_the_other_process_down() -> None:
     run = Run()
     assert run.ask("learner", "run")["problems"][0]["name"] == "down"
     run.starts()
@@ -104,7 +104,7 @@ def test_a_process_that_starts_expects_no_answer_of_the_other() -> None:
     assert told["answers"][1]["says"] == "receiver and learner: starting."
 
 
-def test_a_stream_of_copies_explains_the_empty_memory_from_the_start() -> None:
+def test_the_answers_explain_an_empty_memory_by_dropped_near_duplicates() -> None:
     run = Run()
     run.pass_(30, run.sends(), run.drops("gate", "yard"))
     found = asked(run)
@@ -117,12 +117,12 @@ def test_a_stream_of_copies_explains_the_empty_memory_from_the_start() -> None:
 
 @pytest.fixture
 def old(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run whose short tracks are full after minutes, as those of others are after hours."""
+    """A run whose short tracks are full after minutes instead of hours."""
     monkeypatch.setattr(history, "POINTS", 20)
     return Run()
 
 
-def test_a_night_without_updates_is_named(old: Run) -> None:
+def test_the_answer_names_the_hours_without_an_update(old: Run) -> None:
     old.pass_(3 * 3600, old.nothing(), every=120)
     says = asked(old)["Learning"].says
     assert says.startswith("No update yet, 3.0 h after the start")
@@ -131,7 +131,7 @@ def test_a_night_without_updates_is_named(old: Run) -> None:
     assert re.match(r"No update for (4\.[5-9]|5\.0) h", asked(old)["Learning"].says)
 
 
-def test_a_lag_that_grows_late_in_a_run_is_told(old: Run) -> None:
+def test_the_answers_name_a_lag_that_grows_late_in_a_run(old: Run) -> None:
     old.pass_(3000, old.sends(), old.learns())
     for lag in range(0, 120, 10):
         old.pass_(10, old.sends(), old.learns(lag_seconds=float(lag)))
@@ -139,8 +139,8 @@ def test_a_lag_that_grows_late_in_a_run_is_told(old: Run) -> None:
     assert "the lag grew by 50 s in the last 50 s" in asked(old)["To do"].says
 
 
-def test_updates_that_stop_are_told(healthy: Run) -> None:
-    """A rate of 0 is no good news, also while the last updates are in the window of a count."""
+def test_the_answer_on_learning_names_updates_that_have_stopped(healthy: Run) -> None:
+    """A rate of 0 is bad, even while the window of a count still contains updates."""
     run = Run()
     run.fills()
     run.probes(0.44)
@@ -155,7 +155,7 @@ def test_updates_that_stop_are_told(healthy: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["diverged", "collapsed"])
-def test_an_accuracy_from_before_a_fault_is_no_good_news(name: str) -> None:
+def test_an_accuracy_from_before_a_fault_does_not_improve_the_answer(name: str) -> None:
     run = Run()
     run.probes(0.43)
     run.pass_(120, run.sends(), run.learns())
@@ -175,7 +175,9 @@ def test_an_accuracy_from_before_a_fault_is_no_good_news(name: str) -> None:
         (90.0, "is 2 min old; the condition began 41 s ago."),
     ],
 )
-def test_a_checkpoint_from_after_the_fault_is_named(age: float, told: str) -> None:
+def test_the_remedy_compares_the_age_of_the_checkpoint_with_the_fault(
+    age: float, told: str
+) -> None:
     problem = {
         "name": "collapse",
         "producer": "",
@@ -187,7 +189,7 @@ def test_a_checkpoint_from_after_the_fault_is_named(age: float, told: str) -> No
     assert _remedy(problem | {"remedy": "Go back."}, learner).endswith(told)
 
 
-def test_the_remedy_fits_the_checkpoints() -> None:
+def test_the_remedy_depends_on_the_existing_checkpoints() -> None:
     run = Run()
     run.pass_(60, run.sends(), run.learns())
     collapsed(run)
@@ -208,7 +210,7 @@ def test_the_remedy_fits_the_checkpoints() -> None:
 
 
 def test_each_condition_is_counted_once(healthy: Run) -> None:
-    """Those that hold, those that do not, and those that only a silent process could decide."""
+    """A condition is present or absent, or only a silent process knows."""
     all_of_them = {"down", *(one.name for one in TABLE)}
     states = healthy.states()
     away = {**states, "learner": {"error": "the learner does not answer"}}
@@ -224,7 +226,7 @@ def test_each_condition_is_counted_once(healthy: Run) -> None:
     assert health.startswith("1 condition holds now: everything-dropped (gate, yard).")
 
 
-def test_each_condition_is_told_by_one_answer() -> None:
+def test_each_condition_is_named_by_exactly_one_answer() -> None:
     for fault in (starved, lagging, garbage, camera_gone):
         run = Run()
         run.pass_(60, run.sends(), run.learns())
@@ -238,7 +240,7 @@ def test_each_condition_is_told_by_one_answer() -> None:
             assert all(one["producer"] in found["Producers"].says for one in same)
 
 
-def test_shares_of_bad_samples_are_the_same_in_both_places() -> None:
+def test_both_texts_on_a_producer_give_the_same_share_of_bad_samples() -> None:
     run = Run()
     run.pass_(60, run.sends(), run.learns())
     garbage(run)
@@ -246,7 +248,7 @@ def test_shares_of_bad_samples_are_the_same_in_both_places() -> None:
     assert f"{percent(worst['bad'])} of yard's" in asked(run)["Producers"].says
 
 
-def test_pictures_that_hardly_differ_are_not_good_where_near_duplicates_are_not_measured() -> None:
+def test_the_answer_on_the_memory_warns_of_pictures_that_hardly_differ() -> None:
     run = Run()
     stats = replace(STATS, effective_rank=1.2)
     run.learner.learner.of_memories.observe("working", stats, None)
@@ -330,7 +332,7 @@ FAULTS: dict[str, tuple[Callable[[Run], None], str, str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named_where_it_belongs_and_in_what_to_do(name: str) -> None:
+def test_a_fault_is_named_by_its_answer_and_first_in_to_do(name: str) -> None:
     fault, question, level, says, first = FAULTS[name]
     run = Run()
     run.fills()
@@ -409,7 +411,7 @@ def test_a_full_disk_is_the_first_thing_to_do(
     assert (found["To do"].level, found["To do"].says[:8]) == ("wait", "Nothing,")
 
 
-def test_a_dead_learner_leaves_the_receivers_answers(healthy: Run) -> None:
+def test_a_dead_learner_leaves_only_the_answers_of_the_receiver(healthy: Run) -> None:
     error = "the learner does not answer at http://127.0.0.1:9109: timed out"
     found = asked(healthy, learner={"error": error})
     assert (found["Learning"].level, found["Memory"].level) == ("unknown", "unknown")
@@ -424,7 +426,7 @@ def test_a_dead_learner_leaves_the_receivers_answers(healthy: Run) -> None:
     assert found["To do"].links == [("down", "runbooks/down")]
 
 
-def test_a_run_of_which_nothing_answers_may_have_been_stopped(healthy: Run) -> None:
+def test_to_do_considers_that_the_user_stopped_a_silent_run(healthy: Run) -> None:
     gone = {role: f"the {role} does not answer" for role in ("learner", "receiver")}
     found = asked(healthy, **{role: {"error": why} for role, why in gone.items()})
     assert found["To do"].says.startswith(
@@ -452,7 +454,7 @@ def test_a_run_without_an_answer_is_bad() -> None:
     assert len(problems_of({"receiver": error})) == 1
 
 
-def test_a_problem_of_one_of_several_receivers_names_it() -> None:
+def test_a_problem_of_one_of_several_receivers_names_the_receiver() -> None:
     full = {"name": "no-credit", "producer": "", "severity": "warning", "says": "the disk is full"}
     (alone,) = problems_of({"receiver": {"problems": [full]}, "learner": {}})
     assert alone["says"] == "the disk is full"

@@ -1,4 +1,4 @@
-"""What the answers say of producers, on the states of real metrics, health and watches."""
+"""The answers on producers, on the states of real metrics, health and watches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def healthy() -> Run:
     return healthy_run()
 
 
-def test_the_use_of_producers_is_that_of_all_ranks() -> None:
+def test_the_answer_combines_the_use_of_producers_on_all_ranks() -> None:
     """Each rank tests its part of the samples, and may read another journal."""
     run = Run()
     run.pass_(60, run.sends(), run.learns())
@@ -64,7 +64,7 @@ def test_producers_that_have_left_have_no_rate(healthy: Run) -> None:
     assert found["To do"].says.startswith("Start a producer: stream-ssl produce")
 
 
-def test_sources_that_have_ended_are_no_fault() -> None:
+def test_sources_that_have_ended_do_not_count_as_a_fault() -> None:
     run = Run()
     run.fills()
     run.pass_(300, run.sends(), run.learns())
@@ -87,7 +87,7 @@ def test_sources_that_have_ended_are_no_fault() -> None:
     assert "no-producers" in asked(run)["Health"].says
 
 
-def test_a_learner_that_has_just_started_does_not_say_that_it_has_read_all() -> None:
+def test_a_learner_that_has_just_started_does_not_claim_to_have_read_all_samples() -> None:
     run = Run()
     run.pass_(10, run.sends())
     over = run.nothing(producers=0, producer_finished={"yard": 2.0, "gate": 2.0})
@@ -104,7 +104,7 @@ def test_a_learner_that_has_just_started_does_not_say_that_it_has_read_all() -> 
     assert "stop the run" in found["To do"].says
 
 
-def test_several_receivers_count_together(healthy: Run) -> None:
+def test_the_answer_sums_the_producers_of_several_receivers(healthy: Run) -> None:
     states = healthy.states()
     twin = {"receiver-0": states["receiver"], "receiver-1": states["receiver"]}
     (producers,) = (
@@ -115,7 +115,7 @@ def test_several_receivers_count_together(healthy: Run) -> None:
     assert producers.says.startswith("4 producers connected, 4.0 samples/s in the last")
 
 
-def test_sources_have_ended_also_if_another_receiver_never_had_any() -> None:
+def test_sources_count_as_ended_beside_a_receiver_without_producers() -> None:
     run, other = Run(), Run()
     run.fills()
     run.pass_(300, run.sends(), run.learns())
@@ -149,7 +149,7 @@ def test_a_producer_without_use_is_named_before_its_condition_holds() -> None:
     assert "Point the camera" not in found["To do"].says  # nobody can, once a source has ended
 
 
-def test_all_producers_without_use_are_named_up_to_a_few() -> None:
+def test_the_answer_names_a_few_of_many_producers_without_use() -> None:
     run = Run()
     lobbies = [f"lobby-{number}" for number in range(8)]
     run.pass_(60, run.sends(), gate_alone(run), run.drops(*lobbies))
@@ -168,7 +168,7 @@ def test_all_producers_without_use_are_named_up_to_a_few() -> None:
     assert f"everything-dropped (lobby-0, {named} and 3 more):" in found["To do"].says
 
 
-def test_a_better_producer_than_a_faulty_one_is_not_the_worst() -> None:
+def test_a_producer_that_is_better_than_a_faulty_one_is_not_named_the_worst() -> None:
     run, used = Run(), origins("gate", 10) + origins("hall", 10)
     run.pass_(60, run.sends(), run.learns(origins_B=used, dropped_origins=origins("hall", 4)))
     assert "Worst: hall (71 % used" in asked(run)["Producers"].says
@@ -178,7 +178,7 @@ def test_a_better_producer_than_a_faulty_one_is_not_the_worst() -> None:
     assert "Worst" not in told
 
 
-def test_one_producer_is_neither_the_best_nor_the_worst() -> None:
+def test_a_single_producer_is_neither_the_best_nor_the_worst() -> None:
     run = Run()
     run.pass_(60, run.sends(), gate_alone(run))
     assert asked(run)["Producers"].says.endswith(
@@ -208,7 +208,7 @@ def test_the_worst_of_equals_is_not_named() -> None:
         assert two_ranks[question].says == found[question].says, "each producer is named once"
 
 
-def test_producers_that_are_gone_are_named() -> None:
+def test_the_answer_names_producers_that_did_not_end_normally() -> None:
     run = Run()
     run.pass_(60, run.sends(), run.learns(), run.drops("yard", "gate"))
     run.pass_(120, run.nothing(producers=0))

@@ -26,13 +26,13 @@ def moment(rows: Sequence[Sequence[float]], weights: Sequence[float]) -> list[li
 
 
 def clusters(shares: list[int], dim: int, seed: int = 0) -> torch.Tensor:
-    """Rows in orthonormal directions, so many of each."""
+    """Return rows in orthonormal directions: `shares[n]` rows in direction n."""
     basis = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(seed))).Q
     return torch.cat([basis[[index]].repeat(count, 1) for index, count in enumerate(shares)])
 
 
 @table("count", [1, 2, 7, 16])
-def test_orthonormal_clusters_count_as_classes(count: int) -> None:
+def test_the_effective_rank_counts_orthonormal_clusters(count: int) -> None:
     balance = Balance()
     balance.update(clusters([5] * count, 16), torch.full((5 * count,), -1))
     assert balance.effective_rank == pytest.approx(count, rel=1e-5)
@@ -45,26 +45,26 @@ def test_unequal_clusters_give_the_exponential_of_their_entropy() -> None:
     assert balance.effective_rank == pytest.approx(math.exp(entropy(shares)), rel=1e-5)
 
 
-def test_stream_and_memory_are_measured_alike() -> None:
+def test_the_ranks_of_the_stream_and_of_the_memory_agree() -> None:
     rows = torch.nn.functional.normalize(
         torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), dim=1
     )
     assert spectral_rank(rows.T @ rows) == pytest.approx(effective_rank(rows), rel=1e-5)
 
 
-def test_half_life() -> None:
+def test_samples_lose_half_of_their_weight_in_one_half_life() -> None:
     """One cluster for long, then another for one half-life: both weigh the same."""
     first, second = clusters([1, 1], 4)
     balance = Balance(half_life=40)
     for batch in [first.repeat(20, 1)] * 100 + [second.repeat(20, 1)] * 2:
         balance.update(batch, torch.full((20,), -1))
-    # What the last batches weigh among themselves differs by the decay between them.
+    # The weights of the last batches differ by the decay between them.
     late = 1 + 0.5**0.5
     early = 0.5 / (1 - 0.5**0.5)
     assert balance.effective_rank == pytest.approx(math.exp(entropy([early, late])), rel=1e-4)
 
 
-def test_forgetting_against_a_weighted_sum() -> None:
+def test_the_rank_equals_the_rank_of_a_weighted_sum() -> None:
     generator = torch.Generator().manual_seed(2)
     batches = [
         torch.nn.functional.normalize(torch.randn(3, 4, generator=generator), dim=1)
@@ -78,7 +78,7 @@ def test_forgetting_against_a_weighted_sum() -> None:
     assert balance.effective_rank == pytest.approx(spectral_rank(torch.tensor(expected)), rel=1e-5)
 
 
-def test_labels() -> None:
+def test_balance_counts_new_and_recent_labels() -> None:
     balance = Balance(half_life=4)
     rows = torch.eye(4)
     balance.update(rows, torch.tensor([0, 0, 1, -1]))
@@ -90,7 +90,7 @@ def test_labels() -> None:
     assert balance.recent == pytest.approx({0: 1.0, 1: 0.5, 2: 4.0})
 
 
-def test_labels_that_never_come_again_cost_a_bounded_memory() -> None:
+def test_labels_that_never_come_again_use_a_bounded_memory() -> None:
     balance, rows = Balance(half_life=4000), torch.eye(4).repeat(2000, 1)
     for batch in range(3):
         balance.update(rows, torch.arange(8000) + 8000 * batch)
@@ -98,10 +98,10 @@ def test_labels_that_never_come_again_cost_a_bounded_memory() -> None:
         assert sum(balance.take_new().values()) == 8000
     for _ in range(20):
         balance.update(rows, torch.zeros(8000, dtype=torch.int64))
-    assert set(balance.recent) == {0}, "what comes no more makes room"
+    assert set(balance.recent) == {0}, "old labels make room"
 
 
-def test_before_the_first_and_without_labels() -> None:
+def test_an_empty_balance_has_no_rank_and_unlabelled_samples_have_no_entropy() -> None:
     balance = Balance()
     assert balance.effective_rank is None
     assert balance.class_entropy == 0
@@ -127,7 +127,7 @@ def test_a_rank_needs_finite_numbers() -> None:
     assert spectral_rank(torch.zeros(2, 2)) == 0
 
 
-def test_counts() -> None:
+def test_class_counts_skip_unlabelled_samples_and_entropy_is_exact() -> None:
     assert class_counts(torch.tensor([3, -1, 3, 0])) == {3: 2, 0: 1}
     assert entropy([]) == 0
     assert entropy([5]) == 0

@@ -1,4 +1,4 @@
-"""Cosines to probabilities, against the laws that made the pairs."""
+"""The calibration of cosines to probabilities, against the laws that made the pairs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def draws(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_a_probability_that_rises_with_the_cosine_is_found() -> None:
+def test_calibration_finds_a_probability_that_rises_with_the_cosine() -> None:
     calibration, generator = Calibration(half_life=1e9), draws()
     for _ in range(20):
         cosine = torch.rand(20_000, generator=generator) * 2 - 1
@@ -34,7 +34,7 @@ def test_a_probability_that_rises_with_the_cosine_is_found() -> None:
     assert found == sorted(found)  # type: ignore[type-var]
 
 
-def test_nothing_is_said_before_there_are_pairs_of_both_kinds() -> None:
+def test_calibration_gives_no_probability_before_pairs_of_both_kinds() -> None:
     calibration = Calibration()
     calibration.take(torch.rand(10_000), torch.zeros(10_000, dtype=torch.bool))
     assert calibration.mean(torch.ones(3)) is None
@@ -43,7 +43,7 @@ def test_nothing_is_said_before_there_are_pairs_of_both_kinds() -> None:
     assert calibration.mean(torch.ones(0)) is None
 
 
-def test_what_was_right_once_is_forgotten() -> None:
+def test_calibration_forgets_old_pairs() -> None:
     calibration, cosine = Calibration(half_life=2), torch.full((500,), 0.5)
     for same in [True, False] * 2:  # first half the pairs, ...
         calibration.take(cosine, torch.full((500,), same))
@@ -52,7 +52,7 @@ def test_what_was_right_once_is_forgotten() -> None:
     assert calibration.mean(cosine) == pytest.approx(0.1, abs=0.01)
 
 
-def test_a_few_labels_tell_the_collisions_of_all() -> None:
+def test_a_few_labels_suffice_to_estimate_the_collisions_of_all_samples() -> None:
     """A class of 60 % and eight of 5 %, in one direction each; one label in five is known."""
     generator, collisions = draws(1), ClassCollisions()
     share = torch.tensor([0.6] + [0.05] * 8)
@@ -73,7 +73,7 @@ def test_a_few_labels_tell_the_collisions_of_all() -> None:
     assert found == pytest.approx(float(share @ share), abs=0.04)
 
 
-def test_without_labels_no_probability_is_claimed() -> None:
+def test_samples_without_labels_give_no_probability() -> None:
     collisions, memory = ClassCollisions(), WorkingMemory(8, 3, eviction=Oldest())
     record = step()
     memory.add(record.ids_B, record.keys_BD)
@@ -82,7 +82,7 @@ def test_without_labels_no_probability_is_claimed() -> None:
 
 
 def jittered(image_BCHW: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Moved by up to a pixel, brighter or darker by up to 6 levels, and noised by up to 4."""
+    """Return the images, moved by up to a pixel and changed by up to 6 plus 4 levels."""
     change = torch.randint(-4, 5, image_BCHW.shape, generator=generator)
     change += torch.randint(-6, 7, (len(image_BCHW), 1, 1, 1), generator=generator)
     moves = torch.randint(-1, 2, (len(image_BCHW), 2), generator=generator).tolist()
@@ -93,7 +93,7 @@ def jittered(image_BCHW: torch.Tensor, generator: torch.Generator) -> torch.Tens
 
 
 def held(images: torch.Tensor, **settings: object) -> WorkingMemory:
-    """A memory of these images, embedded anyhow."""
+    """Return a memory of these images, with random embeddings."""
     memory = WorkingMemory(len(images), 4, eviction=Oldest(), image_shape=(3, 16, 16), **settings)  # type: ignore[arg-type]
     z_BD = normalize(torch.randn(len(images), 4, generator=draws(5)), dim=1)
     memory.add(torch.arange(len(images)), z_BD, images=images)
@@ -101,8 +101,8 @@ def held(images: torch.Tensor, **settings: object) -> WorkingMemory:
 
 
 @table("copied", [0, 64, 200])
-def test_near_duplicates_are_the_slots_that_show_the_same(copied: int) -> None:
-    """Of 256 slots so many show one of four scenes, jittered."""
+def test_the_survey_finds_the_share_of_slots_that_show_the_same_scene(copied: int) -> None:
+    """`copied` of 256 slots show one of four scenes, jittered."""
     generator = draws(1)
     different = torch.nn.functional.interpolate(
         torch.rand(260, 3, 4, 4, generator=generator), 16, mode="bicubic"
@@ -117,7 +117,7 @@ def test_near_duplicates_are_the_slots_that_show_the_same(copied: int) -> None:
 
 
 def test_the_share_does_not_jump_between_surveys() -> None:
-    """Of 1,024 slots the first of each four is a copy, which one survey of 256 slots may miss."""
+    """Every fourth of 1,024 slots is a copy, and one survey of 256 slots may miss some."""
     images = torch.randint(0, 256, (1024, 3, 16, 16), dtype=torch.uint8, generator=draws())
     images[::4] = images[0]
     memory = held(images)
@@ -132,7 +132,7 @@ def test_noise_has_no_near_duplicates() -> None:
     assert NearDuplicateShare(NearDuplicates(memory), memory).survey() == 0
 
 
-def test_without_pictures_nothing_is_said() -> None:
+def test_a_memory_without_pictures_has_no_share_of_near_duplicates() -> None:
     assert NearDuplicateShare(None, WorkingMemory(8, 4)).survey() is None
     empty = WorkingMemory(8, 4, image_shape=(3, 16, 16))
     assert NearDuplicateShare(NearDuplicates(empty), empty).survey() is None

@@ -36,7 +36,7 @@ def stepped(world: World, **fields: Any) -> Callable[[], None]:
     return lambda: world.learner.consume(step(**{"origins_B": origins, **fields}))
 
 
-# -- what each fault is, in the records of a process that went well for a minute
+# -- each fault, as the records of a process that worked well for a minute
 
 
 def no_producers(world: World, _: Path) -> None:
@@ -162,7 +162,7 @@ def collapse(world: World, _: Path) -> None:
 
 
 def not_learning(world: World, _: Path) -> None:
-    """As an encoder that a learning rate of 10 has wrecked, whose rank was never higher."""
+    """The figures of an encoder that a learning rate of 10 has ruined from the start."""
     world.learner._families.add("steps_total", 100)
     world.learner._families.set("effective_rank_peak", 2.4)
 
@@ -174,7 +174,7 @@ def not_learning(world: World, _: Path) -> None:
 
 
 def changing_too_much(world: World, _: Path) -> None:
-    """As an encoder that a learning rate of 0.1 has wrecked: its gradient is not small."""
+    """The figures of an encoder that a rate of 0.1 has ruined; its gradient is not small."""
     world.learner._families.add("steps_total", 50)
 
     def work() -> None:
@@ -186,7 +186,7 @@ def changing_too_much(world: World, _: Path) -> None:
 
 
 def one_picture(world: World, _: Path) -> None:
-    """As a hung camera whose frames are all trained on; its loss is 0."""
+    """The learner trains on all frames of a hung camera, so the loss is 0."""
     ranks(world, keys=2.2, images=1.0)
     world.learner.observe_collisions(None, 1.0)
     world.pass_(80, stepped(world, loss=0.0, grad_norm=0.0))
@@ -371,13 +371,13 @@ ELSEWHERE = {"learner-halted"}
 """Conditions with a test of their own below."""
 
 
-def test_each_condition_has_a_test_that_lights_it() -> None:
+def test_every_condition_is_covered_by_a_test() -> None:
     shown = {name.partition(" ")[0] for name in {**RECEIVER, **LEARNER}} | ELSEWHERE
     assert shown == {condition.name for condition in TABLE}
 
 
 def going_well(world: World, role: str) -> None:
-    """A minute of a process that goes well."""
+    """Let a process work well for a minute."""
     if role == "receiver":
         world.receiver.started()
         world.pass_(100, sent(world, fsync_seconds=0.01))
@@ -392,7 +392,7 @@ CASES = [("receiver", name) for name in RECEIVER] + [("learner", name) for name 
 
 
 @pytest.mark.parametrize(("role", "case"), CASES, ids=[case.replace(" ", "-") for _, case in CASES])
-def test_a_condition_is_exported_logged_and_told(
+def test_a_condition_is_exported_logged_and_listed_with_a_remedy(
     role: Any,
     case: str,
     tmp_path: Path,
@@ -431,7 +431,7 @@ def test_a_condition_is_exported_logged_and_told(
         ("learner", divergence, "divergence", ""),
     ],
 )
-def test_readiness_page_and_status_tell_a_condition(
+def test_readiness_the_page_and_status_show_a_condition(
     role: Any,
     fault: Fault,
     name: str,
@@ -470,7 +470,7 @@ def test_no_rank_is_slow_while_the_stream_pauses() -> None:
     assert ("slow-rank", "") not in world.present
 
 
-def test_skipped_updates_are_counted_on_while_training_diverges() -> None:
+def test_skipped_updates_still_count_while_training_diverges() -> None:
     """A divergence and its reloads do not freeze the count of an earlier look."""
     world, state = World("learner"), Divergence()
     going_well(world, "learner")
@@ -483,7 +483,7 @@ def test_skipped_updates_are_counted_on_while_training_diverges() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_run_that_began_anew_because_all_checkpoints_are_damaged_says_so(
+def test_the_condition_says_whether_damaged_checkpoints_made_the_run_begin_anew(
     whole: bool, tmp_path: Path
 ) -> None:
     world = World("learner", {"checkpoints": tmp_path})
@@ -497,7 +497,7 @@ def test_a_run_that_began_anew_because_all_checkpoints_are_damaged_says_so(
     assert ("began anew" in world.present["checkpoint-damaged", ""]) is not whole
 
 
-def test_damage_that_a_new_run_finds_later_did_not_make_it_begin_anew(tmp_path: Path) -> None:
+def test_damage_that_a_running_learner_finds_did_not_cause_a_new_start(tmp_path: Path) -> None:
     """A divergence makes a running learner read its checkpoints."""
     world = World("learner", {"checkpoints": tmp_path})
     world.learner.started()
@@ -508,14 +508,14 @@ def test_damage_that_a_new_run_finds_later_did_not_make_it_begin_anew(tmp_path: 
     assert "anew" not in world.present["checkpoint-damaged", ""]
 
 
-def test_a_condition_ends_after_a_minute_without_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_condition_ends_a_minute_after_its_fault(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stream_ssl.health")
     world = World("receiver")
     going_well(world, "receiver")
     producer_silent(world, Path())
     world.pass_(50, sent(world))
     held = world.present["producer-silent", "yard"]
-    assert held.endswith(" (this ended 50 s ago)"), "a past state is not told as the present one"
+    assert held.endswith(" (this ended 50 s ago)"), "a past state is marked as past"
     assert world.gauge("producer-silent", "yard") == 1  # held, so that it does not flap
     world.pass_(20, sent(world))
     assert world.present == {}
@@ -570,7 +570,7 @@ BEFORE_THE_FIRST_LOOK: dict[str, tuple[str, Fault]] = {
 
 
 @pytest.mark.parametrize("case", BEFORE_THE_FIRST_LOOK, ids=lambda case: case.replace(" ", "-"))
-def test_what_was_counted_before_the_first_look_lights_its_condition(case: str) -> None:
+def test_counts_from_before_the_first_look_make_a_condition_present(case: str) -> None:
     role, fault = BEFORE_THE_FIRST_LOOK[case]
     world = World(role)
     fault(world, Path())
@@ -590,14 +590,14 @@ def test_a_noun_agrees_with_its_number(count: float, said: str) -> None:
     assert plural(count, "part") == said
 
 
-def test_a_covered_camera_is_no_collapse() -> None:
+def test_a_covered_camera_does_not_count_as_a_collapse() -> None:
     world = World("learner")
     going_well(world, "learner")
     world.pass_(400, lambda: ranks(world, keys=1.05, images=1.3))
     assert world.present == {}
 
 
-def test_a_producer_that_shows_something_new_is_not_dropped() -> None:
+def test_a_producer_with_some_new_samples_does_not_count_as_dropped() -> None:
     world = World("learner")
     going_well(world, "learner")
     away = [Origin("yard", "lens", str(number), 0.0) for number in range(40)]
@@ -605,7 +605,7 @@ def test_a_producer_that_shows_something_new_is_not_dropped() -> None:
     assert world.present == {}
 
 
-def test_new_samples_that_wait_for_a_full_batch_are_not_dropped() -> None:
+def test_new_samples_that_wait_for_a_full_batch_do_not_count_as_dropped() -> None:
     """No batch fills within the time, as with a parked robot that sends a few frames a second."""
     world = World("learner")
     going_well(world, "learner")
@@ -629,7 +629,9 @@ def test_a_halted_learner_is_not_ready() -> None:
     assert not world.health.ready().ok
 
 
-def test_one_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_report_one_full_disk_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exported, "free", lambda _: 5e8)
     folders = {"checkpoints": tmp_path / "checkpoints", "quarantine": tmp_path / "quarantine"}
     learner = World("learner", folders)
@@ -639,7 +641,7 @@ def test_one_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert says.count("left on the disk") == 1
     beside = World("learner", folders, journal=tmp_path / "journal")
     beside.pass_(10)
-    assert beside.present == {}  # the receiver speaks for that disk
+    assert beside.present == {}  # the receiver reports that disk
     receiver = World("receiver", {"journal": tmp_path / "journal"})
     receiver.receiver.consume(received())
     receiver.pass_(10)
@@ -676,7 +678,7 @@ def test_a_disk_without_room_for_two_checkpoints_is_low(
     assert "less than two checkpoints fit" in learner.present["disk-low", ""]
 
 
-def test_page_and_readiness_do_not_wait_for_the_next_look() -> None:
+def test_the_page_and_readiness_do_not_wait_for_the_next_look() -> None:
     world = World("receiver")
     world.health.set("journal", False, "cannot be written")
     (one,) = world.health.problems()

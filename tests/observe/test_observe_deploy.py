@@ -24,7 +24,7 @@ CASES = Path(__file__).parent / "alerts_cases.yml"
 
 
 def series() -> set[str]:
-    """Names as they can be asked for, histograms' parts included."""
+    """Return the names of all series, with the parts of histograms."""
     names = set(exported())
     for name, family in exported().items():
         if family.type == "histogram":
@@ -48,7 +48,7 @@ def expressions() -> Iterator[tuple[str, str]]:
         yield "alert", expression
 
 
-def test_every_metric_exists() -> None:
+def test_dashboards_and_alerts_ask_only_for_existing_metrics() -> None:
     known, found = series(), list(expressions())
     assert len(found) > 60
     for title, expression in found:
@@ -57,7 +57,7 @@ def test_every_metric_exists() -> None:
         assert asked or "up{" in expression, title
 
 
-def test_the_dashboard_is_what_its_source_makes() -> None:
+def test_the_dashboards_equal_the_output_of_their_source() -> None:
     made = [sys.executable, str(DASHBOARD.with_name("dashboard.py"))]
     assert subprocess.check_output(made, text=True) == DASHBOARD.read_text(), "run `make docs`"
     assert subprocess.check_output([*made, "fleet"], text=True) == FLEET.read_text()
@@ -86,8 +86,8 @@ def test_the_first_row_answers_five_questions() -> None:
         assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
 
 
-def test_only_what_holds_now_is_named() -> None:
-    """A range keeps each series that had a value in it, also a condition that ended hours ago."""
+def test_panels_name_only_conditions_that_hold_now() -> None:
+    """A range contains every series with a value in it, even of a condition that has ended."""
     for panel in panels():
         named = any("stream_ssl_condition{" in one["expr"] for one in panel["targets"])
         if panel["type"] == "stat" and named and "count(" not in panel["targets"][-1]["expr"]:
@@ -95,7 +95,7 @@ def test_only_what_holds_now_is_named() -> None:
 
 
 def unit(panel: dict[str, Any], legend: str) -> str:
-    """The unit of a line of a panel."""
+    """Return the unit of a line of a panel."""
     fields = panel["fieldConfig"]
     found = [fields["defaults"].get("unit", "")]
     for one in fields["overrides"]:
@@ -135,23 +135,23 @@ def test_a_run_of_the_fleet_opens_with_the_same_data_source_and_time() -> None:
     assert {"var-job", "var-datasource"} <= names
 
 
-def test_the_alerts_are_what_the_conditions_make() -> None:
+def test_the_alert_rules_equal_the_rules_made_from_the_conditions() -> None:
     assert alerts() == RULES.read_text(), "run `make docs`"
 
 
-def test_panels_name_what_they_show() -> None:
+def test_legends_use_only_labels_that_the_query_keeps() -> None:
     for panel in panels():
         for target in panel["targets"]:
             if "legendFormat" not in target:
                 continue  # a table, which has all labels
             grouped = re.findall(r"by \(([a-z_, ]+)\)", target["expr"])
             shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-            if grouped:  # what a legend shows must have survived the sum
+            if grouped:  # the sum must keep the labels of the legend
                 kept = {label.strip() for group in grouped for label in group.split(",")}
                 assert shown <= kept | {"role"}, panel["title"]
 
 
-def test_panels_lie_side_by_side() -> None:
+def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         at = panel["gridPos"]
@@ -165,7 +165,7 @@ def test_panels_lie_side_by_side() -> None:
         taken |= cells
 
 
-def test_promtool_takes_configuration_and_rules() -> None:
+def test_promtool_accepts_the_configuration_and_the_rules() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         assert RULES.name in (DEPLOY / "prometheus" / "prometheus.yml").read_text()
@@ -199,7 +199,7 @@ def test_promtool_parses_the_dashboards_questions(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_producers_of_no_use_are_shown_though_no_sample_was_ever_new(tmp_path: Path) -> None:
+def test_the_panel_on_use_shows_producers_that_never_sent_a_new_sample(tmp_path: Path) -> None:
     """A counter by producer has no series before its first sample."""
     (question,) = (
         expression.replace('cluster=~"$cluster",', "").replace(',instance=~"$instance"', "")
@@ -260,7 +260,7 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
     assert set(asked) == set(RUNBOOKS.glob("*.md")) - {RUNBOOKS / "README.md"}
 
 
-def test_each_alert_is_shown_to_fire_and_not_to() -> None:
+def test_each_alert_has_a_case_that_fires_and_a_case_that_does_not() -> None:
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
     cases = CASES.read_text()
     for alert in (rule["alert"] for rule in group["rules"]):

@@ -31,7 +31,7 @@ def noisy(generator: torch.Generator, direction: int = 0, **level: float) -> Ste
     )
 
 
-def test_a_steady_stream_raises_nothing() -> None:
+def test_a_steady_stream_shows_no_drift() -> None:
     generator = torch.Generator().manual_seed(0)
     drift = Drift(short=100, long=1000)
     for _ in range(2000):
@@ -48,7 +48,7 @@ def test_a_steady_stream_raises_nothing() -> None:
         ("embedding", {"direction": 3}),
     ],
 )
-def test_a_change_is_found_in_its_signal_alone(signal: str, change: dict[str, int]) -> None:
+def test_a_change_is_found_only_in_its_own_signal(signal: str, change: dict[str, int]) -> None:
     generator = torch.Generator().manual_seed(1)
     drift = Drift(short=100, long=10_000)
     for _ in range(500):
@@ -59,7 +59,7 @@ def test_a_change_is_found_in_its_signal_alone(signal: str, change: dict[str, in
     found = drift.take_new()
     assert found[signal] >= 1
     assert sum(found.values()) == found[signal]
-    assert sum(drift.take_new().values()) == 0  # told once
+    assert sum(drift.take_new().values()) == 0  # reported once
 
 
 def test_a_tenfold_rise_of_a_small_score_is_found() -> None:
@@ -73,7 +73,7 @@ def test_a_tenfold_rise_of_a_small_score_is_found() -> None:
         assert bool(found) == (level > 0.001)
 
 
-def test_shift_in_closed_form() -> None:
+def test_the_shift_equals_its_closed_form() -> None:
     """The keys lie along one axis for long, and along another for one short half-life."""
     drift = Drift(short=40, long=1_000_000)
     first, second = torch.eye(2)[[0]].repeat(20, 1), torch.eye(2)[[1]].repeat(20, 1)
@@ -90,7 +90,7 @@ def test_shift_in_closed_form() -> None:
     assert drift.shift("embedding") == pytest.approx(expected, abs=1e-3)
 
 
-def test_replays_are_left_out() -> None:
+def test_replayed_samples_do_not_count_as_drift() -> None:
     """Replayed samples have another loss than the stream."""
     generator, drift = torch.Generator().manual_seed(1), Drift()
     for _ in range(500):
@@ -100,7 +100,7 @@ def test_replays_are_left_out() -> None:
     assert drift.take_new() == dict.fromkeys(SIGNALS, 0)
 
 
-def test_values_that_are_not_finite_hide_no_later_change() -> None:
+def test_values_that_are_not_finite_do_not_hide_a_later_change() -> None:
     generator, drift = torch.Generator().manual_seed(1), Drift()
     keys_BD = around(0, generator)
     drift.consume(step(loss=math.nan, collision_expected=math.inf, keys_BD=keys_BD))
@@ -113,7 +113,7 @@ def test_values_that_are_not_finite_hide_no_later_change() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "number_bytes"), [(torch.float32, 4), (torch.float16, 2)])
-def test_a_change_of_vectors_is_found_though_their_high_bytes_are_equal(
+def test_a_change_of_vectors_is_found_although_their_high_bytes_are_equal(
     dtype: torch.dtype, number_bytes: int
 ) -> None:
     """All numbers lie in [1, 2), as the readings of some sensors do."""
@@ -137,7 +137,7 @@ def test_keys_that_the_memory_was_not_offered_do_not_move_the_means() -> None:
     assert drift.shift("embedding") == pytest.approx(1 - 3 / 10**0.5, abs=1e-3)
 
 
-def test_a_covered_camera_is_found_in_its_images_and_a_moving_encoder_is_not() -> None:
+def test_the_images_show_a_covered_camera_and_no_motion_of_the_encoder() -> None:
     generator, drift, found = torch.Generator().manual_seed(0), Drift(), 0
     for number in range(240):
         base = torch.rand(32, 1, 4, 4, generator=generator) + torch.linspace(0, 2, 4)

@@ -1,4 +1,4 @@
-"""The ranks of a run side by side, as the page asks for them."""
+"""The table of a run's ranks on the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stream_ssl.observe.page.group import WINDOW, GroupView, Member
 OFFSETS = [Offset(11, 0), Offset(5, 3)]
 
 
-def test_rates_are_of_the_last_seconds_and_the_busiest_is_the_slowest() -> None:
+def test_rates_cover_the_last_seconds_and_the_busiest_rank_counts_as_the_slowest() -> None:
     now = 0.0
     view = GroupView(
         [Member("north", "a1"), Member("south", "b2")], ["c3"], capacity=64, clock=lambda: now
@@ -25,7 +25,7 @@ def test_rates_are_of_the_last_seconds_and_the_busiest_is_the_slowest() -> None:
     view.consume(10, [Work(90.0, 0.0, 900, 900), Work(1.0, 89.0, 900, 900)], [0, 0], OFFSETS)
     now = WINDOW
     view.consume(10, [Work(90.0, 0.0, 900, 900), Work(1.0, 89.0, 900, 900)], [21, 20], OFFSETS)
-    now = 2 * WINDOW  # what was before the last ten seconds counts no more
+    now = 2 * WINDOW  # work before the last ten seconds does not count
     view.consume(30, [Work(91.0, 9.0, 5900, 940), Work(9.0, 91.0, 2900, 900)], [21, 20], OFFSETS)
     with serving(None, sources=Sources(group=view)) as (server, _):
         told = httpx.get(
@@ -49,7 +49,7 @@ def test_rates_are_of_the_last_seconds_and_the_busiest_is_the_slowest() -> None:
     assert (told["slowest"], told["parked"], told["steps_per_second"]) == (1, ["c3"], 2.0)
 
 
-def test_one_process_is_no_group() -> None:
+def test_a_run_of_one_process_lists_no_ranks() -> None:
     with serving(None) as (server, _):
         told = httpx.get(
             f"{server.address}/api/learner/ranks", trust_env=False, verify=False

@@ -1,4 +1,4 @@
-"""The probe of a held-out set: when, on what, and that it changes nothing."""
+"""The probe of a held-out set: its times, its samples, its file and its errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def probe(**changes: Any) -> HeldOutProbe:
     return HeldOutProbe(settings(**changes), Decoder(8), pixels)
 
 
-def test_it_probes_every_so_many_steps() -> None:
+def test_the_probe_runs_at_every_nth_step() -> None:
     found = probe()
     steps = [found.consume(step(step=number)) for number in range(1, 8)]
     assert [None if f is None else f.step for f in steps] == [None, None, 3, None, None, 6, None]
@@ -56,7 +56,7 @@ def test_a_resumed_run_waits_for_the_next_probe() -> None:
     assert probed == [False, True, False]
 
 
-def test_the_set_is_balanced_and_told_apart_by_its_pixels() -> None:
+def test_the_held_out_set_is_balanced_and_its_pixels_separate_the_classes() -> None:
     result = probe().probe(1).result
     assert result.queries == 60
     assert set(result.per_class) == set(range(10))
@@ -64,8 +64,8 @@ def test_the_set_is_balanced_and_told_apart_by_its_pixels() -> None:
     assert result.accuracy > 0.9
 
 
-def test_queries_are_none_of_the_references() -> None:
-    """Features that name the image: a query that were a reference would find itself."""
+def test_queries_and_references_are_disjoint() -> None:
+    """A query that is also a reference would find itself."""
     seen: list[bytes] = []
 
     def note(image_BCHW: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ def test_queries_are_none_of_the_references() -> None:
     assert len(seen) == len(set(seen)) == 120 + 60
 
 
-def test_an_encoder_that_has_diverged_is_no_reason_to_stop(
+def test_the_probe_survives_features_that_are_not_finite(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     found = HeldOutProbe(settings(), Decoder(8), lambda x: pixels(x) * torch.nan).probe(9)
@@ -85,7 +85,7 @@ def test_an_encoder_that_has_diverged_is_no_reason_to_stop(
 
 
 def test_the_error_of_a_change_counts_the_images_whose_answer_changed() -> None:
-    """It is the standard deviation of the changes, over the root of their number."""
+    """The error is the standard deviation of the changes, over the root of their number."""
     blind = [True]
 
     def features(image_BCHW: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ def test_the_error_of_a_change_counts_the_images_whose_answer_changed() -> None:
     assert seen.rise_error == pytest.approx((rise * (1 - rise) / 60) ** 0.5)
 
 
-def test_the_error_of_a_change_is_of_the_last_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_keeps_the_findings_of_the_last_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     found, now = probe(), [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     for minutes in range(0, 301, 20):
@@ -126,14 +126,16 @@ def test_the_accuracy_at_the_start_outlives_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"k": 4}, {"queries_per_class": 7}, {"classes": 3}, {"noise": 47}]
 )
-def test_another_set_has_no_accuracy_at_the_start(change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_restart_with_another_set_has_no_accuracy_at_the_start(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
     probe().begin(tmp_path)
     other = probe(**change)
     other.resume(tmp_path)
     assert other.first is None
 
 
-def test_a_file_of_an_older_version_has_no_digest_of_the_set(tmp_path: Path) -> None:
+def test_a_file_without_a_digest_of_the_set_is_accepted(tmp_path: Path) -> None:
     found = probe()
     found.begin(tmp_path)
     saved = json.loads((tmp_path / FILE).read_text())
@@ -144,7 +146,7 @@ def test_a_file_of_an_older_version_has_no_digest_of_the_set(tmp_path: Path) -> 
     assert again.first == found.first
 
 
-def test_without_a_file_the_accuracy_at_the_start_is_unknown(tmp_path: Path) -> None:
+def test_the_accuracy_at_the_start_is_unknown_without_a_file(tmp_path: Path) -> None:
     found = probe()
     found.resume(tmp_path)
     assert found.first is None
@@ -153,7 +155,7 @@ def test_without_a_file_the_accuracy_at_the_start_is_unknown(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 5000, b"7", b'{"accuracy": NaN}'])
-def test_a_damaged_file_is_as_none(
+def test_a_damaged_file_of_the_probe_is_ignored_with_a_warning(
     content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / FILE).write_bytes(content)
@@ -174,7 +176,7 @@ def test_an_impossible_accuracy_is_ignored(accuracy: Any, tmp_path: Path) -> Non
     assert found.first is None
 
 
-def test_a_full_disk_does_not_stop_a_new_run(
+def test_a_file_that_cannot_be_written_does_not_stop_a_new_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = probe()
@@ -184,7 +186,7 @@ def test_a_full_disk_does_not_stop_a_new_run(
 
 
 def test_the_page_shows_the_neighbours_of_ten_pictures_now_and_an_hour_ago() -> None:
-    """By their first pixel alone they have other neighbours than by all of their pixels."""
+    """The encoder first sees one pixel, and later all pixels, so the neighbours differ."""
     blind, now = [True], [0.0]
 
     def features(image_BCHW: torch.Tensor) -> torch.Tensor:
@@ -224,7 +226,7 @@ def test_names_of_classes_that_are_not_utf_8_can_be_sent_to_the_page() -> None:
     assert {one["label"] for one in told["shown"]} == {"cat", "dog?", "?[2J"}
 
 
-def test_findings_are_exported() -> None:
+def test_the_findings_of_the_probe_are_exported() -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry, classes=3)
     finding = probe(classes=3).probe(12)
@@ -247,7 +249,7 @@ def test_findings_are_exported() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_what_cannot_be_probed_is_refused_at_the_start(
+def test_a_set_that_cannot_be_probed_is_refused_at_the_start(
     changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -34,7 +34,7 @@ def client(server: Server, **headers: str) -> httpx.Client:
     return httpx.Client(base_url=server.address, headers=headers, trust_env=False)
 
 
-def test_without_the_token_nothing_is_read(guarded: Server) -> None:
+def test_clients_without_the_token_read_nothing(guarded: Server) -> None:
     with client(guarded) as anyone:
         for path in PAGES:
             reply = anyone.get(path)
@@ -49,7 +49,7 @@ def test_without_the_token_nothing_is_read(guarded: Server) -> None:
             assert anyone.get(path).json() == {"ok": True}
 
 
-def test_the_token_opens_all(guarded: Server) -> None:
+def test_the_token_gives_access_to_all_pages(guarded: Server) -> None:
     with client(guarded, authorization=f"Bearer {SECRET}") as prometheus:
         for path in PAGES:
             assert prometheus.get(path).status_code == 200
@@ -66,14 +66,14 @@ def test_a_browser_logs_in_and_out(guarded: Server) -> None:
         cookie = reply.headers["set-cookie"]
         assert "HttpOnly" in cookie
         assert "samesite=lax" in cookie.lower()
-        assert "path=" not in cookie.lower()  # of the folder that it came from, so of a prefix
+        assert "path=" not in cookie.lower()  # the default path keeps a proxy's prefix
         assert SECRET not in cookie
         assert browser.get("/api/learner/state").status_code == 200
         browser.post("/logout")
         assert browser.get("/api/learner/state").status_code == 401
 
 
-def test_one_browser_is_logged_in_at_two_runs_of_a_host(guarded: Server) -> None:
+def test_one_browser_can_be_logged_in_at_two_runs_of_a_host(guarded: Server) -> None:
     """A browser keeps one set of cookies for all ports of a host."""
     secret = "another-secret-0123"
     with serving(None, sources=Sources(token=Token(secret))) as (other, _), httpx.Client() as one:
@@ -85,7 +85,7 @@ def test_one_browser_is_logged_in_at_two_runs_of_a_host(guarded: Server) -> None
         assert [one.get(f"{address}/metrics").status_code for address in runs] == [200, 401]
 
 
-def test_a_log_in_that_breaks_off_is_no_error_of_the_server(
+def test_a_log_in_that_breaks_off_is_not_logged_as_an_error(
     guarded: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Anyone can open the form, so nobody may fill the log with it."""
@@ -101,7 +101,7 @@ def test_a_log_in_that_breaks_off_is_no_error_of_the_server(
     assert not caplog.records
 
 
-def test_sessions_end_and_cannot_be_made_up() -> None:
+def test_sessions_end_and_cannot_be_forged() -> None:
     now = [1000.0]
     token = Token(SECRET, clock=lambda: now[0])
     headers = httpx.Headers()
@@ -127,7 +127,7 @@ def test_a_token_allows_addresses_beyond_loopback() -> None:
     Server(CollectorRegistry(), Health(), "learner", "0.0.0.0", sources=sources).close()
 
 
-def test_a_name_that_points_here_is_refused_without_a_token(guarded: Server) -> None:
+def test_a_foreign_host_name_is_refused_without_a_token(guarded: Server) -> None:
     with serving(None) as (server, _), client(server) as browser:
         port = server.address.rsplit(":", 1)[1]
         for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", "[::"):
@@ -139,7 +139,7 @@ def test_a_name_that_points_here_is_refused_without_a_token(guarded: Server) -> 
         assert far.get("/api/learner/state").status_code == 200
 
 
-def test_every_answer_is_strict_with_browsers(guarded: Server) -> None:
+def test_every_answer_has_strict_security_headers(guarded: Server) -> None:
     with client(guarded) as anyone:
         for path in ("/", "/login", "/nothing", "/static/page.js", "/healthz"):
             headers = anyone.get(path).headers
@@ -160,7 +160,7 @@ def test_every_answer_is_strict_with_browsers(guarded: Server) -> None:
         (SECRET, 0o644, r"other users may read .* \(mode 0644\); run: chmod 600.*keeps no modes"),
     ],
 )
-def test_token_files_that_cannot_be_used(
+def test_an_invalid_token_file_is_refused_without_its_content_in_the_error(
     tmp_path: Path, content: str | None, mode: int, why: str
 ) -> None:
     path = tmp_path / "token"
@@ -172,7 +172,7 @@ def test_token_files_that_cannot_be_used(
     assert content is None or content not in str(error.value)
 
 
-def test_a_token_file(tmp_path: Path) -> None:
+def test_a_token_file_may_be_readable_by_its_group(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(SECRET + "\n")
     path.chmod(0o640)
@@ -206,7 +206,7 @@ def test_a_token_that_is_changed_in_its_file_holds_at_once(
 
 
 @pytest.mark.parametrize(("proxy", "secure"), [("127.0.0.1", True), ("192.0.2.1", False)])
-def test_a_proxy_at_a_named_address_says_that_the_browser_uses_https(
+def test_only_a_proxy_at_a_trusted_address_makes_the_cookie_secure(
     proxy: str, secure: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", proxy)

@@ -11,8 +11,8 @@ from answers_world import NEGATIVES, QUESTIONS, STATS, Run, asked
 from stream_ssl.observe.wording import percent
 
 
-def test_a_young_run_is_told_to_wait() -> None:
-    """Before the first batch, and after a few updates at chance."""
+def test_the_answers_on_a_young_run_advise_to_wait() -> None:
+    """The run first has no batch, and then a few updates at chance."""
     run = Run()
     run.pass_(10, run.sends())
     found = asked(run)
@@ -46,7 +46,7 @@ def test_one_direction_is_not_plural() -> None:
     assert "the embeddings take 1 direction." in asked(run)["Memory"].says
 
 
-def test_steps_without_an_update_make_no_run_older() -> None:
+def test_steps_without_an_update_do_not_count_as_updates() -> None:
     run = Run()
     run.fills()
     run.steps = 5  # too few new samples, before the first update
@@ -61,7 +61,7 @@ def test_steps_without_an_update_make_no_run_older() -> None:
     assert asked(run)["Learning"].says.startswith("Too early to tell after 40 updates")
 
 
-def test_a_run_that_went_on_counts_the_steps_before() -> None:
+def test_a_continued_run_counts_its_earlier_steps_as_updates() -> None:
     run = Run()
     run.fills()
     run.steps = 200
@@ -83,7 +83,7 @@ def test_a_look_before_the_checkpoint_is_loaded_does_not_count_the_run_as_new() 
     assert not asked(run)["Learning"].says.startswith("Too early to tell")
 
 
-def test_a_lag_that_grows_after_the_last_producer_has_left_is_no_fault() -> None:
+def test_a_lag_that_grows_without_producers_does_not_count_as_a_fault() -> None:
     run = Run()
     run.steps = 300
     run.fills()
@@ -93,7 +93,7 @@ def test_a_lag_that_grows_after_the_last_producer_has_left_is_no_fault() -> None
     assert "behind" not in asked(run)["To do"].says
 
 
-def test_an_accuracy_far_above_chance_that_never_rose() -> None:
+def test_an_accuracy_that_never_rose_is_worth_a_look_even_far_above_chance() -> None:
     run = Run()
     run.steps = 300
     run.probes(0.31, first=0.31)
@@ -117,7 +117,7 @@ def test_an_accuracy_far_above_chance_that_never_rose() -> None:
     assert "; that is less than at the start." in asked(run)["Learning"].says
 
 
-def test_without_labels_the_loss_is_compared_with_chance() -> None:
+def test_the_loss_is_compared_with_chance_without_labels() -> None:
     run = Run()
     run.pass_(60, run.sends(), run.learns(loss=5.0))
     learning = asked(run)["Learning"]
@@ -135,7 +135,7 @@ def test_without_labels_the_loss_is_compared_with_chance() -> None:
     assert found["To do"].says.startswith("No condition holds, but look at Learning: Loss 5.50")
 
 
-def test_an_accuracy_that_an_untrained_encoder_may_reach() -> None:
+def test_a_loss_at_chance_makes_a_moderate_accuracy_doubtful() -> None:
     """Pixels alone give more than chance, and a learning rate of 1e-12 changes nothing."""
     for loss, level in ((5.5, "watch"), (5.0, "good")):
         run = Run()
@@ -148,7 +148,7 @@ def test_an_accuracy_that_an_untrained_encoder_may_reach() -> None:
         assert ("may be an untrained encoder" in learning.says) == (level == "watch")
 
 
-def test_a_lag_that_grows_is_told_before_its_condition_begins() -> None:
+def test_the_answers_name_a_growing_lag_before_its_condition_begins() -> None:
     run = Run()
     run.steps = 300
     for lag in range(0, 120, 10):
@@ -166,7 +166,7 @@ def test_a_lag_that_grows_is_told_before_its_condition_begins() -> None:
     assert {one.level for one in asked(run).values()} == {"good", "wait"}, "an old lag that waits"
 
 
-def test_a_change_of_accuracy_has_its_error() -> None:
+def test_the_answer_gives_a_change_of_accuracy_with_its_error() -> None:
     run = Run()
     run.fills()
     run.steps = 300
@@ -189,7 +189,7 @@ def test_a_change_of_accuracy_has_its_error() -> None:
     assert asked(run)["Learning"].level == "good", "a fall of 1.5 standard errors"
 
 
-def test_a_slow_learner_is_not_idle_between_its_updates() -> None:
+def test_a_slow_learner_does_not_count_as_idle_between_its_updates() -> None:
     run = Run()
     run.fills()
     run.probes(0.44)
@@ -202,7 +202,7 @@ def test_a_slow_learner_is_not_idle_between_its_updates() -> None:
     assert learning.says.endswith("The last update is 2 min old, as usual for this stream.")
 
 
-def test_an_accuracy_on_the_stream_stands_beside_that_of_the_most_frequent_class() -> None:
+def test_the_answer_compares_the_accuracy_with_that_of_the_most_frequent_class() -> None:
     run = Run()
     put = run.learner.learner._families.set
     run.steps = 300
@@ -217,7 +217,7 @@ def test_an_accuracy_on_the_stream_stands_beside_that_of_the_most_frequent_class
         assert ("This accuracy says nothing" in learning.says) == (knn < 0.5)
 
 
-def test_a_dominant_class_hides_no_learning() -> None:
+def test_kappa_shows_learning_in_a_stream_with_a_dominant_class() -> None:
     """If 82 % of the stream is one class, no encoder reaches 1.1 times this accuracy."""
     run = Run()
     put = run.learner.learner._families.set
@@ -248,7 +248,7 @@ def test_a_change_on_the_stream_within_its_error_is_not_clear() -> None:
     assert "up 10.0 \N{PLUS-MINUS SIGN} 1.5 points" in asked(run)["Learning"].says
 
 
-def test_three_labelled_samples_give_no_accuracy() -> None:
+def test_the_answer_gives_no_accuracy_below_100_labelled_samples() -> None:
     run = Run()
     put = run.learner.learner._families.set
     run.steps = 300
@@ -262,7 +262,7 @@ def test_three_labelled_samples_give_no_accuracy() -> None:
     assert "kNN of the stream's next samples 0 %" in asked(run)["Learning"].says
 
 
-def test_an_accuracy_before_the_first_update_is_no_evidence() -> None:
+def test_an_accuracy_from_before_the_first_update_is_no_evidence_of_learning() -> None:
     """A loss below chance shows that the run learns, until the set is evaluated again."""
     run = Run()
     run.probes(0.27, first=0.27, at=0)
@@ -278,7 +278,7 @@ def test_an_accuracy_before_the_first_update_is_no_evidence() -> None:
         assert "unchanged" not in learning.says
 
 
-def test_a_run_that_only_repeats_its_memory_does_not_learn_well() -> None:
+def test_a_run_that_only_repeats_its_memory_is_worth_a_look() -> None:
     run = Run()
     run.pass_(60, run.sends(), run.learns())
     for step_loss in (3.0, 1.0):

@@ -1,4 +1,4 @@
-"""Loggers beside a learner: what TensorBoard reads back, and loggers that fail."""
+"""Loggers beside a learner: the files of TensorBoard, and loggers that fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG = {"run": "runs/a", "memory": {"capacity": 32}}
 
 
 class Kept:
-    """A logger that keeps what it gets, and fails at some steps."""
+    """A logger that keeps its rows and pictures, and fails at some steps."""
 
     def __init__(self, bad: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         self.bad, self.opened = bad, 0
@@ -62,7 +62,7 @@ def read_back(folder: Path) -> Any:
     return EventAccumulator(str(folder), {"scalars": 0, "images": 0, "tensors": 0}).Reload()
 
 
-def test_tensorboard_reads_what_prometheus_reads(tmp_path: Path) -> None:
+def test_tensorboard_and_prometheus_get_the_same_values(tmp_path: Path) -> None:
     from tensorboard.util.tensor_util import make_ndarray
 
     feed, now = Feed(slots=20), [0.0]
@@ -130,7 +130,7 @@ def test_tensorboards_projector_shows_the_newest_slots(tmp_path: Path) -> None:
     wide, high = shown.sprite.single_image_dim
     with Image.open(tmp_path / shown.sprite.image_path) as sprite:
         pixels_HWC = np.asarray(sprite)
-    # As the projector computes the place: it divides by the number of rows, not of columns.
+    # The projector computes the place by the number of rows, not of columns.
     rows, columns = pixels_HWC.shape[0] // high, pixels_HWC.shape[1] // wide
     for slot, image_CHW in enumerate(memory.images.numpy()):
         top, left = high * (slot // rows), wide * (slot % columns)
@@ -149,7 +149,7 @@ def test_a_mosaic_has_each_picture_at_its_place() -> None:
         assert np.array_equal(found[:, top : top + 4, left : left + 5], expected)
 
 
-def test_a_logger_that_fails_is_told_once_counted_and_opened_again(
+def test_a_failing_logger_is_logged_once_counted_and_opened_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kept, metrics, now = Kept({1, 2, 3, 4}), metrics_at(0), [0.0]

@@ -1,4 +1,4 @@
-"""Records in, metrics out."""
+"""The metrics that records of the receiver and the learner cause."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def value(metrics: ReceiverMetrics | LearnerMetrics, name: str, /, **labels: str
     return metrics.registry.get_sample_value(f"stream_ssl_{name}", labels)
 
 
-def test_receiver_increments_add_up_and_gauges_follow() -> None:
+def test_counters_of_the_receiver_add_up_and_gauges_show_the_last_record() -> None:
     metrics = receiver()
     first = ReceiverRecord(
         packets=2,
@@ -120,13 +120,13 @@ def test_every_reason_starts_at_zero() -> None:
     assert value(learner(), "memory_evictions_total", memory="queue") == 0
 
 
-def test_what_is_known_in_advance_is_what_the_sources_say() -> None:
+def test_the_catalogue_has_the_same_reasons_as_the_code() -> None:
     assert tuple(decode.REASONS) == catalogue.BAD_SAMPLES
     for reason in catalogue.SKIPS:
         assert f'"{reason}"' in (records.StepRecord.__doc__ or "")
 
 
-def test_a_step() -> None:
+def test_a_step_updates_the_metrics_of_the_learner() -> None:
     metrics = learner()
     metrics.consume(
         step(
@@ -175,7 +175,7 @@ def test_near_duplicates_are_counted_by_memory() -> None:
     assert counted == {"working": [5, 2], "queue": [1, 0]}
 
 
-def test_what_was_dropped_is_told_by_producer_class_and_distance() -> None:
+def test_dropped_samples_are_counted_by_producer_class_and_distance() -> None:
     metrics = learner()
     robot, yard = (Origin(name, "lens", "1", 0.0) for name in ("robot", "yard"))
     dropped = [
@@ -199,7 +199,7 @@ def test_what_was_dropped_is_told_by_producer_class_and_distance() -> None:
 
 
 @pytest.mark.parametrize("metrics", [learner(), receiver()])
-def test_what_nothing_has_measured_is_absent_and_what_nothing_has_counted_is_zero(
+def test_gauges_without_a_measurement_are_absent_and_counters_start_at_zero(
     metrics: LearnerMetrics | ReceiverMetrics,
 ) -> None:
     for family in metrics.registry.collect():
@@ -215,7 +215,7 @@ def test_what_nothing_has_measured_is_absent_and_what_nothing_has_counted_is_zer
                 assert {one.value for one in family.samples} <= {0}
 
 
-def test_replays_are_no_fresh_samples() -> None:
+def test_replayed_samples_do_not_count_as_trained_samples() -> None:
     metrics = learner()
     metrics.consume(step(replay=True, admission=None))
     assert value(metrics, "steps_total") == 1
@@ -271,7 +271,7 @@ def test_divergence_is_exported() -> None:
     assert value(metrics, "learner_halted") == 1
 
 
-def test_idle_tells_lag() -> None:
+def test_an_idle_learner_exports_its_lag() -> None:
     metrics = learner()
     metrics.consume(Idle(3.5))
     assert value(metrics, "lag_seconds") == 3.5
@@ -313,7 +313,7 @@ def test_checkpoint_age_is_computed_when_it_is_read() -> None:
     assert value(metrics, "checkpoint_seconds_count") == 1  # nothing was written
 
 
-def test_what_no_checkpoint_holds_ages_and_a_pause_does_not() -> None:
+def test_the_lag_of_checkpoints_is_the_age_of_the_oldest_unsaved_update() -> None:
     now = [1000.0]
     metrics = LearnerMetrics(
         CollectorRegistry(), clock=lambda: 9 * now[0], monotonic=lambda: now[0]
@@ -369,7 +369,7 @@ def class_slots(metrics: LearnerMetrics, label: str) -> float | None:
     )
 
 
-def test_memory() -> None:
+def test_the_statistics_of_a_memory_are_exported() -> None:
     metrics = learner()
     metrics.of_memories.observe("working", stats(), Counter({0: 4, 1: 4}))
     expected = {
@@ -412,7 +412,7 @@ def test_a_class_that_left_the_memory_goes_to_zero() -> None:
     assert value(metrics, "memory_class_entropy_nats", memory="working") == 0
 
 
-def test_classes_beyond_63_are_folded() -> None:
+def test_classes_above_63_count_as_other() -> None:
     metrics = learner()
     metrics.of_memories.observe("working", stats(), {63: 1, 64: 2, 1_000_000: 3})
     assert class_slots(metrics, "63") == 1
@@ -437,7 +437,7 @@ def test_the_rank_of_a_stream_without_a_batch_is_unknown() -> None:
     assert value(metrics, "stream_effective_rank") is None
 
 
-def test_balance_drift_and_journal() -> None:
+def test_balance_drift_and_figures_of_the_journal_are_exported() -> None:
     metrics = learner()
     metrics.observe_balance(FixedBalance())
     metrics.observe_drift(0.2, 0.1, {"loss": 1, "embedding": 0})
@@ -467,7 +467,7 @@ def test_balance_drift_and_journal() -> None:
     assert value(metrics, "journal_corrupt_records_total") == 5
 
 
-def test_collisions_that_cannot_be_told_are_absent() -> None:
+def test_collisions_are_absent_until_known_and_then_keep_the_last_value() -> None:
     metrics = learner()
     metrics.observe_collisions(None, None)
     assert value(metrics, "collision_probability", kind="calibrated") is None
@@ -489,18 +489,18 @@ def test_a_batch_of_few_classes_does_not_move_the_collisions_much() -> None:
         assert value(metrics, "collision_probability", kind=kind) == pytest.approx(0.15)
 
 
-def test_a_loop_that_hangs_ages() -> None:
+def test_the_age_of_a_hung_loop_grows() -> None:
     now = [10.0]
     metrics = LearnerMetrics(
         CollectorRegistry(), clock=lambda: -now[0], monotonic=lambda: now[0]
-    )  # whatever a clock that is set says
+    )  # a wall clock that runs backwards
     assert value(metrics, "loop_age_seconds") is None
     metrics.consume(Idle(0.0))
     now[0] = 310.0
     assert value(metrics, "loop_age_seconds") == 300
 
 
-def test_a_folder_that_cannot_be_asked_costs_its_metrics_alone(tmp_path: Path) -> None:
+def test_an_unreadable_folder_removes_only_its_own_metrics(tmp_path: Path) -> None:
     folder = tmp_path / ("name-too-long" * 40)
     metrics = LearnerMetrics(CollectorRegistry(), folders={"checkpoints": folder})
     metrics.consume(Idle(2.5))
@@ -508,7 +508,7 @@ def test_a_folder_that_cannot_be_asked_costs_its_metrics_alone(tmp_path: Path) -
     assert value(metrics, "lag_seconds") == 2.5
 
 
-def test_disk_restarts_and_damaged_checkpoints(
+def test_free_space_restarts_and_damaged_checkpoints_are_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(catalogue.RESTARTS, "3")
@@ -524,7 +524,7 @@ def test_disk_restarts_and_damaged_checkpoints(
     assert value(metrics, "checkpoints_damaged") == 0
 
 
-def test_producers_are_told_apart_up_to_a_bound() -> None:
+def test_producers_have_labels_of_their_own_up_to_a_bound() -> None:
     record = ReceiverRecord(
         producer_samples={"robot": 5, "crawler": 2},
         producer_bytes={"robot": 50},
@@ -541,7 +541,7 @@ def test_producers_are_told_apart_up_to_a_bound() -> None:
     assert sum(one.value for one in family.samples) == 1007
 
 
-def test_bad_samples_are_told_apart_by_producer_up_to_a_bound() -> None:
+def test_bad_samples_are_counted_by_producer_up_to_a_bound() -> None:
     metrics = learner()
     bad = {("empty", f"new-{number}"): 1 for number in range(1000)}
     metrics.observe_journal(0, 0, 0, bad, {})
@@ -551,7 +551,7 @@ def test_bad_samples_are_told_apart_by_producer_up_to_a_bound() -> None:
     assert sum(one.value for one in family.samples) == 1000
 
 
-def test_labels_stay_bounded_whatever_comes() -> None:
+def test_the_number_of_reasons_stays_bounded() -> None:
     metrics = receiver()
     for number in range(1000):
         metrics.consume(ReceiverRecord(rejected={f"reason-{number}": 1}))
@@ -575,7 +575,7 @@ def test_the_version_of_torch_needs_no_package_of_this_name(
     assert family.samples[0].labels["torch"] == torch.__version__
 
 
-def test_build_and_config_are_told() -> None:
+def test_build_and_configuration_are_exported() -> None:
     metrics = learner()
     metrics.describe({"loss.temperature": 0.2, "loss.Prior+": "memory", "device": "cpu"})
     families = {family.name: family for family in metrics.registry.collect()}
@@ -597,14 +597,14 @@ def test_settings_hide_secrets_and_stay_bounded() -> None:
     assert settings({"2d": True, "learner.seed": 1}) == {"setting_2d": "True", "learner_seed": "1"}
 
 
-def test_two_of_a_kind_share_nothing() -> None:
+def test_two_sets_of_metrics_share_no_values() -> None:
     one, other = receiver(), receiver()
     one.consume(ReceiverRecord(samples=5))
     assert value(one, "received_samples_total") == 5
     assert value(other, "received_samples_total") == 0
 
 
-def test_the_receivers_process_needs_no_torch() -> None:
+def test_the_metrics_of_a_receiver_need_no_torch() -> None:
     script = (
         "import sys; from prometheus_client import CollectorRegistry as R;"
         "from stream_ssl.observe.metrics import ReceiverMetrics;"
@@ -619,7 +619,7 @@ def producer_slots(metrics: LearnerMetrics, producer: str) -> list[float | None]
     return [value(metrics, name, producer=producer) for name in names]
 
 
-def test_slots_by_producer() -> None:
+def test_slots_are_exported_by_producer_up_to_a_bound() -> None:
     metrics = learner()
     metrics.of_memories.observe_producers(
         {"robot": Holding(12, 4), "yard": Holding(3, 4), None: Holding(1, 0)}

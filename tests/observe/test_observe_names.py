@@ -54,7 +54,7 @@ NOT_BASE = {
 
 
 def problems(families: Iterable[Metric]) -> list[str]:
-    """What is wrong with metrics, a line each; empty when nothing is."""
+    """Return one line for each fault of the metrics."""
     return [f"{family.name}: {text}" for family in families for text in _of(family)]
 
 
@@ -104,7 +104,7 @@ def registries() -> dict[str, CollectorRegistry]:
     return {"receiver": receiver.registry, "learner": learner.registry}
 
 
-def test_names_follow_the_rules() -> None:
+def test_the_names_of_metrics_follow_the_rules_of_prometheus() -> None:
     promtool = shutil.which("promtool")
     for role, registry in registries().items():
         assert problems(registry.collect()) == [], role
@@ -115,7 +115,7 @@ def test_names_follow_the_rules() -> None:
             assert (result.returncode, result.stdout, result.stderr) == (0, b"", b""), role
 
 
-def test_the_rules_find_what_is_wrong() -> None:
+def test_the_rules_find_wrong_names() -> None:
     registry = CollectorRegistry()
     Gauge("lag_ms", "", registry=registry)
     Gauge("wait_total", "Help.", registry=registry)
@@ -142,7 +142,7 @@ def public_names(record: type) -> set[str]:
 
 
 def wrong(spec: Spec) -> Iterable[str]:
-    """What is wrong with an entry of the catalogue."""
+    """Yield each fault of an entry of the catalogue."""
     if not (spec.help.endswith(".") and spec.look.endswith(".")):
         yield "help and look are sentences"
     if spec.name.endswith("_total") != (spec.kind == "counter"):
@@ -163,13 +163,13 @@ def wrong(spec: Spec) -> Iterable[str]:
         yield "neither a field nor a line of code fills it"
 
 
-def test_catalogue_entries_are_whole() -> None:
+def test_the_entries_of_the_catalogue_are_complete() -> None:
     assert [f"{spec.name}: {text}" for spec in CATALOGUE for text in wrong(spec)] == []
     names = [spec.name for spec in CATALOGUE]
     assert len(names) == len(set(names))
 
 
-def test_a_wrong_entry_is_found() -> None:
+def test_the_check_finds_a_wrong_entry_of_the_catalogue() -> None:
     bad = Spec("receiver", "gauge", "age_total", "", "Age", "Rises.", buckets=(2.0, 1.0), field="a")
     assert list(wrong(bad)) == [
         "help and look are sentences",
@@ -183,7 +183,7 @@ def test_a_wrong_entry_is_found() -> None:
     )
 
 
-def test_names_used_elsewhere_exist() -> None:
+def test_the_code_asks_only_for_existing_metrics() -> None:
     """Displays and reports ask for metrics by name, as a string."""
     known = set(exported())
     known |= {name + part for name in exported() for part in ("_bucket", "_sum", "_count")}
@@ -192,14 +192,14 @@ def test_names_used_elsewhere_exist() -> None:
         assert asked <= known, f"{file}: {asked - known}"
 
 
-def test_page_is_current() -> None:
+def test_the_page_of_metrics_is_current() -> None:
     assert PAGE.read_text() == page(), "docs/metrics.md is stale; run: make docs"
     of_library = set(re.findall(r"^- `(\w+)`", PAGE.read_text(), re.MULTILINE))
     assert of_library == {name for name in exported() if not name.startswith(PREFIX)}
 
 
 def test_the_learner_sets_every_field_of_its_record() -> None:
-    """A field with a default that nobody sets would be exported as that for ever."""
+    """A field that the learner never sets would be exported with its default forever."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(Learner)))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     makers = StepRecord.__name__, replace.__name__

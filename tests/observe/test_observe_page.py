@@ -68,13 +68,13 @@ def feed() -> Feed:
 
 
 def fill(feed: Feed, view: MemoryView | None, steps: int = 12) -> None:
-    """Before the page looks; the learner's thread is not needed for that."""
+    """Make steps before the page asks, without the thread of a learner."""
     assert view is not None
     for _ in range(steps):
         view.slots.consume(feed.step())
 
 
-def test_memory_is_told_as_it_is(feed: Feed) -> None:
+def test_the_page_shows_the_slots_and_the_statistics_of_the_memory(feed: Feed) -> None:
     with serving(feed) as (server, view):
         fill(feed, view)
         summary = ask(server, "learner/memory")
@@ -100,7 +100,7 @@ def test_memory_is_told_as_it_is(feed: Feed) -> None:
         assert [row["slot"] for row in page["slots"]] == feed.memory.born.argsort()[30:].tolist()
 
 
-def test_a_slot_tells_its_neighbours(feed: Feed) -> None:
+def test_the_page_of_a_slot_shows_its_neighbours(feed: Feed) -> None:
     with serving(feed) as (server, view):
         fill(feed, view)
         told = ask(server, "learner/memory/slot", slot=5, near=3)
@@ -116,7 +116,7 @@ def test_a_slot_tells_its_neighbours(feed: Feed) -> None:
         assert told["pictures"]["ids"] == shown, "one wait for the learner is enough"
 
 
-def test_pictures_are_the_slots(feed: Feed) -> None:
+def test_the_sheet_of_pictures_shows_the_images_of_the_slots(feed: Feed) -> None:
     with serving(feed) as (server, view):
         fill(feed, view)
         told = ask(server, "learner/memory/pictures", slots="3,1,30,99")
@@ -138,7 +138,7 @@ def test_a_weighted_descriptor_is_named_by_its_parts() -> None:
     assert memory_page._in_words(descriptor) == "embedding and features"
 
 
-def test_the_map_turns_with_nothing_but_the_memory(feed: Feed) -> None:
+def test_the_map_keeps_its_axes_while_the_memory_is_the_same(feed: Feed) -> None:
     with serving(feed) as (server, view):
         fill(feed, view)
         first = ask(server, "learner/memory/map")
@@ -153,7 +153,7 @@ def test_the_map_turns_with_nothing_but_the_memory(feed: Feed) -> None:
         assert (again["x"], again["y"]) == (first["x"], first["y"])  # signs of axes are kept
 
 
-def test_a_map_by_umap_of_too_few_slots_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_by_umap_of_too_few_slots_falls_back_to_pca(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UmapPlane, "installed", lambda *_: True)
     feed = Feed(slots=3)
     with serving(feed) as (server, view):
@@ -162,7 +162,7 @@ def test_a_map_by_umap_of_too_few_slots_says_so(monkeypatch: pytest.MonkeyPatch)
         assert (told["by"], told["note"]) == ("pca", "UMAP needs at least 4 slots")
 
 
-def test_the_map_of_one_producer_keeps_the_places(feed: Feed) -> None:
+def test_the_map_of_one_producer_keeps_the_places_of_its_slots(feed: Feed) -> None:
     with serving(feed) as (server, view):
         fill(feed, view, steps=2)
         feed.producer = "yard"
@@ -178,7 +178,9 @@ def test_the_map_of_one_producer_keeps_the_places(feed: Feed) -> None:
                 assert part[column] == [whole[column][n] for n in at]
 
 
-def test_a_clock_set_back_freezes_nothing(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_back_does_not_freeze_the_page(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory_page, "FRESH", 0.0)
     with serving(feed) as (server, view):
         fill(feed, view)
@@ -192,7 +194,7 @@ def test_a_clock_set_back_freezes_nothing(feed: Feed, monkeypatch: pytest.Monkey
             assert time.monotonic() < until
 
 
-def test_each_producer_is_told_what_it_has_in_the_memory(feed: Feed) -> None:
+def test_the_page_shows_the_slots_and_the_offers_of_each_producer(feed: Feed) -> None:
     with serving(feed) as (server, view):
         for name, steps in (("parked", 9), ("walking", 3)):
             feed.producer = name
@@ -213,8 +215,8 @@ def test_each_producer_is_told_what_it_has_in_the_memory(feed: Feed) -> None:
         }
 
 
-def test_slots_and_evictions_of_one_producer(feed: Feed) -> None:
-    """Two producers in turn: each has its own slots and newest slot, and nobody has none."""
+def test_the_page_lists_the_slots_and_evictions_of_one_producer(feed: Feed) -> None:
+    """Two producers send in turn. A third name has no slots and no evictions."""
     with serving(feed) as (server, view):
         assert view is not None
         for number in range(24):
@@ -240,7 +242,7 @@ def test_slots_and_evictions_of_one_producer(feed: Feed) -> None:
         assert ask(server, "learner/memory/evictions", producer="nobody")["evictions"] == []
 
 
-def test_samples_dropped_last_are_shown_beside_their_pictures(feed: Feed) -> None:
+def test_the_page_shows_the_last_dropped_samples_with_their_pictures(feed: Feed) -> None:
     picture_BCHW = torch.randint(0, 256, (30, 3, SIDE, SIDE), dtype=torch.uint8)
     origin = Origin("yard", "lens", "17", 100.0)
     dropped = [
@@ -261,7 +263,7 @@ def test_samples_dropped_last_are_shown_beside_their_pictures(feed: Feed) -> Non
         assert len(ask(server, "learner/memory/dropped", limit=1)["pictures"]["ids"]) == 2
 
 
-def test_evictions_come_last_first(feed: Feed) -> None:
+def test_the_page_lists_the_newest_evictions_first(feed: Feed) -> None:
     with serving(feed) as (server, view):
         fill(feed, view)
         assert view is not None
@@ -284,7 +286,7 @@ def test_evictions_come_last_first(feed: Feed) -> None:
         assert all(one["by"]["id"] != f"frame-{held[one['slot']]}" for one in left)
 
 
-def test_evictions_of_grey_images_whose_successors_left_too() -> None:
+def test_the_page_shows_evicted_grey_images_whose_successors_left_too() -> None:
     feed = Feed(channels=1)
     with serving(feed) as (server, view):
         fill(feed, view)
@@ -316,7 +318,9 @@ def test_evictions_of_grey_images_whose_successors_left_too() -> None:
         ("receiver/producers", 502, "no receiver has started in this run folder"),
     ],
 )
-def test_wrong_questions_are_told_why(question: str, status: int, why: str) -> None:
+def test_the_error_of_a_wrong_question_names_the_reason(
+    question: str, status: int, why: str
+) -> None:
     feed = Feed()
     with serving(feed) as (server, view):
         fill(feed, view)
@@ -325,7 +329,7 @@ def test_wrong_questions_are_told_why(question: str, status: int, why: str) -> N
         assert why in error
 
 
-def test_a_learner_that_starts_says_so_and_one_that_is_busy(feed: Feed) -> None:
+def test_a_starting_learner_and_a_busy_learner_say_why_they_cannot_answer(feed: Feed) -> None:
     with serving(None) as (server, _):
         assert refused(server, "learner/memory") == (
             503,
@@ -344,7 +348,7 @@ def _busy(*_: object, **__: object) -> Any:
     raise Busy("no time")
 
 
-def test_producers_are_sorted_sought_and_escaped_by_nobody_else() -> None:
+def test_the_list_of_producers_can_be_sorted_and_searched() -> None:
     table, now = ProducerTable(limit=3000), 1000.0
     for number in range(1500):
         record = table.opened(f"camera-{number:04d}", None, "agent", now - number)
@@ -362,7 +366,7 @@ def test_producers_are_sorted_sought_and_escaped_by_nobody_else() -> None:
         assert (worst["name"], worst["rejected"]) == ("<b>&", {"oversize": 3})
 
 
-def test_the_table_of_producers_is_bounded_and_forgets_the_silent() -> None:
+def test_a_full_table_forgets_the_producer_that_is_silent_longest() -> None:
     table = ProducerTable(limit=2)
     first = table.opened("a", None, "", 1.0)
     table.opened("b", None, "", 2.0)
@@ -375,8 +379,8 @@ def test_the_table_of_producers_is_bounded_and_forgets_the_silent() -> None:
     assert first.rejected["other"] == 68
 
 
-def test_a_thousand_producers_in_bounded_memory_and_bytes() -> None:
-    """The past of ten minutes of each: exact rates, 100 B of memory, 600 B of an answer."""
+def test_the_past_of_a_thousand_producers_has_a_bounded_size() -> None:
+    """Ten minutes of each producer: exact rates, 100 B of memory, 600 B of an answer."""
     clock = [1000.0]
     table, view = ProducerTable(limit=4096), ProducersView(lambda: clock[0])
     records = [table.opened(f"camera-{n:04d}", None, "agent", clock[0]) for n in range(1000)]
@@ -439,8 +443,8 @@ def test_each_process_answers_for_the_other(feed: Feed) -> None:
         assert [one["word"] for one in run["answers"]].count("unknown") == 2
 
 
-def test_a_hung_process_is_not_waited_for(feed: Feed) -> None:
-    """Its page is asked within a bounded time, and not at all once it is known to hang."""
+def test_the_page_does_not_wait_for_a_hung_process(feed: Feed) -> None:
+    """The question has a time limit, and is not sent to a process that is known to hang."""
     with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "STATE_SECONDS", 0.2)
         address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
@@ -459,7 +463,7 @@ def test_a_hung_process_is_not_waited_for(feed: Feed) -> None:
 @pytest.mark.parametrize(
     "body", [b"[1, 2]", b"[" * 100_000, b"\xff", b'{"ok": true}', b'{"role": "learner"}']
 )
-def test_the_address_of_another_program_is_told(
+def test_the_page_names_another_program_at_the_address_of_a_process(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
     monkeypatch.setattr(api, "ask", lambda *_: (200, body))
@@ -469,7 +473,9 @@ def test_the_address_of_another_program_is_told(
     assert problem["says"] == "another program than the receiver answers at its address"
 
 
-def test_a_process_that_gives_no_state_is_told(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_shows_why_a_process_gives_no_state(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources = Sources(run=Path("runs/x"), peer=lambda _: "http://127.0.0.1:1")
     refused = b'{"error": "the learner is starting"}'
     for body, why in ((refused, "the learner is starting"), (b"", "status 503")):
@@ -479,10 +485,10 @@ def test_a_process_that_gives_no_state_is_told(feed: Feed, monkeypatch: pytest.M
         assert problem["says"].startswith(f"the receiver at its address gives no state: {why}")
 
 
-def test_a_process_with_another_token_is_told_and_asks_for_no_log_in(
+def test_the_page_names_a_process_with_another_token_and_needs_no_new_log_in(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if http.token_file was changed, and only the learner was restarted."""
+    """http.token_file was changed, and only the learner was restarted."""
     sources = Sources(run=Path("runs/x"), peer=lambda _: "http://127.0.0.1:1")
     monkeypatch.setattr(api, "ask", lambda *_: (401, b'{"error": "a token is required"}'))
     with serving(feed, sources=sources) as (learner, _):
@@ -493,7 +499,7 @@ def test_a_process_with_another_token_is_told_and_asks_for_no_log_in(
     assert (reply.status_code, reply.json()["error"].startswith(told)) == (502, True)
 
 
-def test_the_runbook_of_each_condition_is_there() -> None:
+def test_the_page_serves_the_runbook_of_each_condition() -> None:
     with serving(None) as (server, _):
         for name in ("down", *CONDITIONS):
             reply = httpx.get(f"{server.address}/runbooks/{name}", trust_env=False, verify=False)
@@ -505,7 +511,7 @@ def test_the_runbook_of_each_condition_is_there() -> None:
         assert reply.status_code == 404
 
 
-def test_checkpoints_are_listed_and_damage_is_named(tmp_path: Path) -> None:
+def test_the_page_lists_checkpoints_and_names_damage(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     for number in (1, 2):
         path = folder / f"step-{number:09d}"
@@ -519,7 +525,7 @@ def test_checkpoints_are_listed_and_damage_is_named(tmp_path: Path) -> None:
     assert "is not JSON" in damaged["error"]
 
 
-def test_a_checkpoint_that_is_written_again_or_could_not_be_read_is_read_again(
+def test_the_page_reads_a_rewritten_or_unreadable_checkpoint_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "step-000000001"
@@ -542,7 +548,7 @@ def test_a_checkpoint_that_is_written_again_or_could_not_be_read_is_read_again(
     assert checkpoints(tmp_path)[0]["samples"] == 9
 
 
-def test_series_name_metrics_that_exist() -> None:
+def test_the_series_of_the_page_use_existing_metrics() -> None:
     roles = {"receiver": ReceiverMetrics, "learner": LearnerMetrics}
     for role, make in roles.items():
         families = make(CollectorRegistry()).registry.collect()
@@ -551,7 +557,7 @@ def test_series_name_metrics_that_exist() -> None:
             assert f"stream_ssl_{series.metric}" in exported
 
 
-def test_history_gives_values_rates_and_what_is_new() -> None:
+def test_the_history_gives_values_rates_and_only_new_rows() -> None:
     now = [100.0]
     metrics = LearnerMetrics(CollectorRegistry())
     wall = [9000.0]
@@ -565,7 +571,7 @@ def test_history_gives_values_rates_and_what_is_new() -> None:
     assert read["time"] == [100.0, 102.0, 104.0, 106.0, 108.0]
     assert read["loss"] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert read["trained"] == [None, 10.0, 10.0, 10.0, 10.0]
-    assert read["collisions_true"] == [None] * 5  # not there where nothing is labelled
+    assert read["collisions_true"] == [None] * 5  # absent without labels
     later = history.read("recent", since=104.0)
     assert (later["time"], later["trained"]) == ([106.0, 108.0], [10.0, 10.0])
     assert history.latest()["trained"] == 10.0
@@ -575,8 +581,10 @@ def test_history_gives_values_rates_and_what_is_new() -> None:
     assert history.read("recent")["epoch"] == 60.0 - 110.0
 
 
-def test_the_whole_time_ends_with_the_newest_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its charts show values of half an hour ago as the newest, after weeks."""
+def test_the_track_of_the_whole_run_ends_with_the_newest_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise, after weeks, charts show values of half an hour ago as the newest."""
     monkeypatch.setattr("stream_ssl.observe.page.history.POINTS", 8)
     now = [0.0]
     metrics = LearnerMetrics(CollectorRegistry())
@@ -606,7 +614,7 @@ def test_rates_cover_ten_seconds() -> None:
 
 
 def test_each_series_is_explained() -> None:
-    """By a sentence, and by an anchor of the page of metrics."""
+    """Each series has a sentence, and an anchor on the page of metrics."""
     page = runbooks.render_metrics()
     for role, by_name in SERIES.items():
         for name in by_name:

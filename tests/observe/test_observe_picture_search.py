@@ -1,4 +1,4 @@
-"""The search of the memory for a picture from outside: its answer, its bounds and its manners."""
+"""The search of the memory for a picture of the user: answers, limits and access."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def decode(data: bytes) -> Tensor:
 
 
 def encode(image_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows that depend on the other images of the batch, as BatchNorm's do."""
+    """Return rows that depend on the other images of the batch, as with BatchNorm."""
     flat_BP = image_BCHW.flatten(1).float()
     return normalize(flat_BP[:, :8] - flat_BP[:, :8].mean(0), dim=1), flat_BP[:, 8:14]
 
@@ -67,8 +67,8 @@ def asked(address: str, data: bytes, query: str = "", **headers: str) -> httpx.R
         )
 
 
-def test_the_nearest_slots_are_those_of_a_loop(world: tuple[str, Feed, Any]) -> None:
-    """By both spaces, for a picture that the memory holds and for a strange one."""
+def test_the_search_finds_the_same_slots_as_a_naive_loop(world: tuple[str, Feed, Any]) -> None:
+    """This holds for both spaces, for a picture in the memory and for another picture."""
     address, feed, _ = world
     memory = feed.memory
     assert memory.images is not None
@@ -93,7 +93,7 @@ def test_the_nearest_slots_are_those_of_a_loop(world: tuple[str, Feed, Any]) -> 
         assert told["seen"].startswith("data:image/")
 
 
-def test_the_picture_itself_comes_first_though_its_row_is_old() -> None:
+def test_the_searched_picture_comes_first_although_its_row_is_old() -> None:
     memory = WorkingMemory(16, 8, image_shape=(3, SIDE, SIDE), seed=0)
     image_BCHW = torch.randint(0, 256, (12, 3, SIDE, SIDE), dtype=torch.uint8)
     hashes = torch.from_numpy(content_hashes(image_BCHW.permute(0, 2, 3, 1).contiguous().numpy()))
@@ -107,7 +107,9 @@ def test_the_picture_itself_comes_first_though_its_row_is_old() -> None:
     assert PictureSearch(memory, decode, encode).nearest(image_BCHW[7], 1)["embedding"] == near[:1]
 
 
-def test_a_search_leaves_everything_as_it_was(world: tuple[str, Feed, Any]) -> None:
+def test_a_search_changes_neither_the_memory_nor_the_random_state(
+    world: tuple[str, Feed, Any],
+) -> None:
     address, feed, view = world
     before = {name: value.clone() for name, value in feed.memory.state_dict().items()}
     random, spent = torch.get_rng_state(), view.jobs.spent
@@ -144,7 +146,7 @@ BAD: list[tuple[Callable[[], bytes], int, str]] = [
 
 
 @pytest.mark.parametrize(("data", "status", "says"), BAD)
-def test_bad_pictures(
+def test_bad_pictures_are_refused_and_the_search_goes_on(
     world: tuple[str, Feed, Any], data: Callable[[], bytes], status: int, says: str
 ) -> None:
     reply = asked(world[0], data())
@@ -153,7 +155,7 @@ def test_bad_pictures(
 
 
 def test_other_websites_cannot_post(world: tuple[str, Feed, Any]) -> None:
-    """Their browsers send only these content types without asking, and no other Host is served."""
+    """Browsers send only these content types without asking. Other hosts are refused."""
     address, good = world[0], png(np.zeros((9, 9, 3), np.uint8))
     for kind in ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded", ""):
         reply = asked(address, good, **{"content-type": kind})
@@ -176,8 +178,8 @@ def test_a_receiver_forwards_a_picture(world: tuple[str, Feed, Any]) -> None:
         assert asked(receiver.address, good).status_code == 502
 
 
-def test_few_pictures_at_once(world: tuple[str, Feed, Any]) -> None:
-    """Slow senders hold at most two places, and give them back."""
+def test_slow_senders_hold_at_most_two_places_of_the_search(world: tuple[str, Feed, Any]) -> None:
+    """The places are free again after the senders end."""
     address = world[0]
     begun, goes_on = threading.Semaphore(0), threading.Event()
 
@@ -209,7 +211,7 @@ def test_few_pictures_at_once(world: tuple[str, Feed, Any]) -> None:
     assert asked(address, good).status_code == 200
 
 
-def test_a_memory_without_pictures() -> None:
+def test_a_memory_without_pictures_refuses_a_search() -> None:
     with serving(Feed(8)) as (server, _):  # nobody has set a search
         reply = asked(server.address, png(np.zeros((9, 9, 3), np.uint8)))
         assert (reply.status_code, "keeps no pictures" in json.loads(reply.text)["error"]) == (

@@ -1,4 +1,4 @@
-"""The online probe: predicts before it learns, and says what needs no encoder."""
+"""The online probe predicts before it learns, beside baselines without an encoder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def knn(
     k: int,
     temperature: float,
 ) -> int:
-    """The class of one query by weighted nearest neighbours, in plain Python."""
+    """Return the class of one query by weighted nearest neighbours, in plain Python."""
 
     def cosine(a: Sequence[float], b: Sequence[float]) -> float:
         dot = sum(x * y for x, y in zip(a, b, strict=True))
@@ -61,7 +61,7 @@ def fed(probe: Prequential, *batches: tuple[torch.Tensor, torch.Tensor]) -> Preq
     return probe
 
 
-def test_separable_classes_are_learned_and_guessing_is_not() -> None:
+def test_the_probe_learns_separable_classes_and_baselines_do_not() -> None:
     found = fed(Prequential(window=300), *stream(60)).read()
     assert set(found) == set(CLASSIFIERS)
     assert found["linear"][0] > 0.97
@@ -71,8 +71,8 @@ def test_separable_classes_are_learned_and_guessing_is_not() -> None:
         assert abs(found[name][2]) < 0.2  # kappa: no better than chance
 
 
-def test_random_labels_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were a batch learned before it is predicted, its neighbours would give it away."""
+def test_random_labels_give_accuracies_at_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the probe learned a batch before its prediction, neighbours would reveal the labels."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.nn.functional.normalize(torch.randn(640, 8, generator=generator), dim=1)
     label = torch.randint(0, 4, (640,), generator=generator)
@@ -85,14 +85,14 @@ def test_random_labels_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
         assert kappa == pytest.approx(0, abs=0.12)
 
 
-def test_on_a_stream_in_blocks_no_change_is_the_one_to_beat() -> None:
+def test_no_change_is_the_best_baseline_on_a_stream_in_blocks() -> None:
     batches = [(keys, torch.full_like(label, n // 8)) for n, (keys, label) in enumerate(stream(32))]
     found = fed(Prequential(window=400), *batches).read()
     assert found["no_change"][0] > 0.97
     assert found["majority"][0] < 0.9
 
 
-def test_figures_against_a_naive_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_accuracy_equals_the_accuracy_of_a_naive_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neighbours, their window, and the window of the figures, sample by sample."""
     window, size, batches = 48, 16, stream(9, spread=0.6)
     monkeypatch.setattr("stream_ssl.observe.prequential.NEIGHBOURS", 5)
@@ -112,7 +112,9 @@ def test_figures_against_a_naive_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.read()["knn"][0] == pytest.approx(sum(last) / len(last), abs=1 / window)
 
 
-def test_figures_forget_what_is_older_than_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_forget_samples_that_are_older_than_the_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("stream_ssl.observe.prequential.NEIGHBOURS", 5)
     probe = Prequential(window=64)
     fed(probe, *stream(20, seed=2))
@@ -125,7 +127,7 @@ def test_figures_forget_what_is_older_than_the_window(monkeypatch: pytest.Monkey
     assert probe.read()["knn"][0] > 0.9
 
 
-def test_balanced_accuracy_shows_what_a_dominant_class_hides() -> None:
+def test_balanced_accuracy_and_kappa_expose_a_guess_of_the_dominant_class() -> None:
     generator = torch.Generator().manual_seed(6)
     rows = torch.nn.functional.normalize(torch.randn(400, 8, generator=generator), dim=1)
     label = (torch.rand(400, generator=generator) < 0.1).long()
@@ -162,8 +164,8 @@ def test_labels_may_be_large_and_are_bounded_in_number() -> None:
     assert len(probe._index) == MOST_CLASSES
 
 
-def test_figures_against_river() -> None:
-    """The scores of a window, also of one with a single class."""
+def test_figures_equal_the_figures_of_river() -> None:
+    """The second window has a single class."""
     from river import metrics
 
     for classes in (5, 1):
@@ -177,7 +179,7 @@ def test_figures_against_river() -> None:
             assert probe.read()[name] == pytest.approx([one.get() for one in scores])
 
 
-def test_only_the_window_is_kept() -> None:
+def test_the_probe_keeps_a_bounded_window_of_samples() -> None:
     """Streams have thousands of classes, and each pair of two of them may be confused once."""
     probe = fed(Prequential(window=64), *stream(20, classes=8, size=64))
     batches, label = stream(60, classes=8, size=64), torch.arange(60 * 64)
@@ -191,7 +193,7 @@ def test_only_the_window_is_kept() -> None:
     assert grown < 300_000
 
 
-def test_nothing_is_drawn() -> None:
+def test_the_probe_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
     fed(Prequential(), *stream(3))
     assert torch.equal(torch.get_rng_state(), before)

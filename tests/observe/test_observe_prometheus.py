@@ -43,7 +43,7 @@ def recording(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def address(recording: str, tmp_path: Path) -> Iterator[str]:
-    """Of a Prometheus that holds the recording."""
+    """The address of a Prometheus that holds the recording."""
     folder, found = tmp_path, told(recording)
     lines = [
         f"{name} {value} {START + EVERY * scrape}"
@@ -87,7 +87,9 @@ def address(recording: str, tmp_path: Path) -> Iterator[str]:
         server.communicate(timeout=20)
 
 
-def test_every_question_is_answered(recording: str, address: str) -> None:
+def test_a_real_prometheus_answers_every_question_of_the_dashboards(
+    recording: str, address: str
+) -> None:
     end = START + EVERY * (told(recording)["scrapes"] - 1)
     unanswered = []
     for title, expression in expressions():

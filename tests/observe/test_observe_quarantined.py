@@ -65,7 +65,7 @@ def test_other_files_are_shown_only_if_they_are_whole(form: str) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\xff", b"\xff\xd8", b"\xff\xd8\xff\xd9", b"a text", bytes(99)]
 )
-def test_bytes_without_a_picture_have_none(data: bytes) -> None:
+def test_bytes_without_a_picture_give_no_picture(data: bytes) -> None:
     assert remains(data) is None
 
 

@@ -42,7 +42,7 @@ def feed(
     varied_images: bool = True,
     samples: Samples = images,
 ) -> None:
-    """1,280 samples: forty batches of 32."""
+    """Feed 1,280 samples: forty batches of 32."""
     for _ in range(40):
         keys_BD = torch.randn(32, 16, generator=DRAW) * (1.0 if varied_keys else 0.01)
         keys_BD[:, 0] += 1.0
@@ -50,7 +50,7 @@ def feed(
 
 
 def present(recent: RecentRank) -> set[str]:
-    """Conditions after a minute of these figures."""
+    """Return the conditions after a minute of these figures."""
     world = World("learner")
     world.learner.started()
     world.pass_(60, lambda: world.learner.observe_effective_ranks(recent))
@@ -81,7 +81,9 @@ def test_a_collapse_is_found_also_after_a_restart(restarted: bool, tmp_path: Pat
         (vectors(1024, torch.half), 2),
     ],
 )
-def test_a_covered_camera_lowers_both_ranks(samples: Samples, number_bytes: int | None) -> None:
+def test_a_covered_camera_is_distinguished_from_a_collapse(
+    samples: Samples, number_bytes: int | None
+) -> None:
     recent = RecentRank(number_bytes=number_bytes)
     feed(recent, samples=samples)
     recent.measure()
@@ -109,7 +111,7 @@ def test_the_rank_of_a_stuck_sensor_is_low_for_any_length(
         *(b'{"keys": "9", "images": 0.5}', b'{"keys": true, "images": null}'),
     ],
 )
-def test_a_damaged_file_is_as_none(
+def test_a_damaged_file_of_ranks_is_ignored_with_a_warning(
     content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / FILE).write_bytes(content)

@@ -34,7 +34,7 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="no
 
 
 def present_in(series: Series) -> Series:
-    """The series of stream_ssl_condition that both processes would have exported."""
+    """Return the series of stream_ssl_condition that both processes would have exported."""
     length = max(map(len, series.values()))
     found: Series = {}
     by_role: dict[str, dict[int, list[Any]]] = {"receiver": {}, "learner": {}}
@@ -56,7 +56,7 @@ def present_in(series: Series) -> Series:
                     one = key("stream_ssl_condition", {**full, "name": name, "producer": producer})
                     found.setdefault(one, [0.0] * length)[at] = 1.0
             else:
-                process = Replayed(role, points)  # it was down, and starts anew
+                process = Replayed(role, points)  # the process was down, and starts again
     return found
 
 
@@ -84,7 +84,7 @@ class Replayed:
 
 
 def firing(series: Series, folder: Path) -> set[str]:
-    """The alerts that fire at some moment, looked at every minute."""
+    """Return the alerts that fire at some minute."""
     series = series | present_in(series)
     length = max(map(len, series.values()))
     minutes = range(int(length * EVERY / 60) + 1)
@@ -104,7 +104,7 @@ def firing(series: Series, folder: Path) -> set[str]:
 
 
 def idle_night() -> Series:
-    """The recorded pause, its quiet drawn out by three hours; then its restart."""
+    """Return the recorded pause, made three quiet hours longer, and its restart."""
     recording = told("pause")
     at = recording["marks"]["restarted"]
     found: Series = {}
@@ -138,7 +138,7 @@ FAULTS = {
 def test_the_same_night_with_two_faults_fires_their_alerts(
     alerts: list[str], tmp_path: Path
 ) -> None:
-    """The silence above is worth this: two series are as they would be with something wrong."""
+    """Two series have a fault, which proves that the alerts above could have fired."""
     series = {name: values[: 2 * HOUR] for name, values in idle_night().items()}
     for name, values in map(FAULTS.get, alerts):
         fault = key(name if name == "up" else f"stream_ssl_{name}", LEARNER)
@@ -147,7 +147,7 @@ def test_the_same_night_with_two_faults_fires_their_alerts(
     assert firing(series, tmp_path) == {*alerts, "StreamSslNothingReceived"}
 
 
-def test_the_recorded_pause_is_one() -> None:
+def test_the_learner_of_the_recorded_pause_is_idle_and_has_saved_all_updates() -> None:
     recording = told("pause")
     idle = recording["marks"]["restarted"] - 1
     names = ("trained_samples_total", "pending_samples", "lag_records", "checkpoint_step")
@@ -161,7 +161,7 @@ def test_the_recorded_pause_is_one() -> None:
 
 
 @needs_promtool
-def test_a_covered_camera_is_told(tmp_path: Path) -> None:
+def test_a_recorded_covered_camera_fires_its_alerts(tmp_path: Path) -> None:
     """A real run whose camera is covered while its memory is a queue: the stream has changed, the
     memory fills with near-duplicates, and four in five samples are of one class."""
     recording = told("covered")
@@ -173,9 +173,9 @@ def test_a_covered_camera_is_told(tmp_path: Path) -> None:
 
 
 @needs_promtool
-def test_each_fault_of_a_broken_run_is_told(tmp_path: Path) -> None:
+def test_a_recorded_broken_run_fires_the_alert_of_each_fault(tmp_path: Path) -> None:
     """A real run: `yard` sends one picture, `crawler` sends no pictures, and the learner is killed.
-    `robot` is well, and so was everything else."""
+    Everything else works well."""
     recording = told("broken")
     series = {name: plain(values) for name, values in recording["series"].items()}
     present = set()
@@ -195,7 +195,7 @@ def test_each_fault_of_a_broken_run_is_told(tmp_path: Path) -> None:
 
 
 def lasting(series: Series) -> Series:
-    """What was recorded, and then 45 minutes more of the last one's kind."""
+    """Return the recording, continued for 45 minutes at its last rates."""
     found = {}
     for name, values in series.items():
         counts = name.partition("{")[0].endswith(("_total", "_bucket", "_sum", "_count"))

@@ -1,4 +1,4 @@
-"""The HTTP side: what it answers, to whom it listens, and what idle connections do to it."""
+"""The HTTP server: its answers, its addresses, and its limits on connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stream_ssl.wire.address import is_loopback_host
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -68,7 +68,7 @@ def get(server: Server, path: str, **headers: str) -> httpx.Response:
     )
 
 
-def test_metrics_are_of_the_given_registry(server: Server) -> None:
+def test_the_server_exports_the_given_registry(server: Server) -> None:
     reply = get(server, "/metrics")
     assert reply.status_code == 200
     assert reply.headers["content-type"].startswith("text/plain; version=")
@@ -82,15 +82,15 @@ def test_openmetrics_is_negotiated(server: Server) -> None:
 
 
 @table("version", ["abc", "1.x", "1.0.0, text/html"])
-def test_metrics_for_a_client_that_asks_for_no_version(server: Server, version: str) -> None:
+def test_metrics_are_served_to_a_client_that_asks_for_an_invalid_version(
+    server: Server, version: str
+) -> None:
     reply = get(server, "/metrics", accept=f"application/openmetrics-text; version={version}")
     assert reply.status_code == 200
     assert "answer 42.0" in reply.text
 
 
-def test_healthz_falls_when_a_loop_stands_still(
-    server: Server, health: Health, clock: Clock
-) -> None:
+def test_healthz_fails_when_a_loop_stops(server: Server, health: Health, clock: Clock) -> None:
     assert get(server, "/healthz").status_code == 200
     clock.now += 5.1
     reply = get(server, "/healthz")
@@ -119,7 +119,7 @@ def test_readyz_names_the_check_that_fails(server: Server, health: Health, clock
     assert get(server, "/readyz").json()["failing"] == ["train"]  # what is not alive is not ready
 
 
-def test_a_folder_whose_name_is_not_utf_8_is_named(
+def test_answers_can_name_a_folder_that_is_not_utf_8(
     server: Server, health: Health, tmp_path: Path
 ) -> None:
     folder = tmp_path / "caf\udce9"  # the name has the byte E9 alone
@@ -132,7 +132,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_named(
     assert get(server, "/readyz").json()["parts"]["journal"]["detail"].endswith(str(folder))
 
 
-def test_page_links_the_others_and_escapes(health: Health, tmp_path: Path) -> None:
+def test_the_page_links_the_other_pages_and_escapes_names(health: Health, tmp_path: Path) -> None:
     sources = Sources(run=tmp_path / "<script>alert(1)")
     with Server(CollectorRegistry(), health, "learner", sources=sources) as server:
         reply = get(server, "/")
@@ -153,12 +153,12 @@ def test_a_page_is_shown_on_a_host_whose_name_is_not_utf_8(
     assert "caf?" in reply.text
 
 
-def test_a_browser_gets_the_files_of_another_version(
+def test_a_browser_gets_changed_files_that_have_the_same_date(
     health: Health, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "PAGE", shutil.copytree(http.PAGE, tmp_path / "page"))
     script = http.PAGE / "static" / "page.js"
-    os.utime(script, (1, 1))  # as systems do that install all files with one date
+    os.utime(script, (1, 1))  # some systems install all files with one date
     with Server(CollectorRegistry(), health, "learner") as server:
         first = get(server, "/static/page.js")
         assert first.content == script.read_bytes()
@@ -173,7 +173,7 @@ def test_a_browser_gets_the_files_of_another_version(
         assert get(server, "/static/page.js", **known).content == script.read_bytes()
 
 
-def test_the_environment_of_web_servers_does_not_matter(
+def test_the_server_ignores_the_environment_of_web_servers(
     health: Health, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEB_CONCURRENCY", "auto")
@@ -205,11 +205,11 @@ def test_public_addresses_are_refused(host: str, health: Health) -> None:
 
 
 @table("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
-def test_loopback_is_not(host: str) -> None:
+def test_loopback_addresses_are_recognised(host: str) -> None:
     assert is_loopback_host(host)
 
 
-def test_public_is_allowed_when_asked_for(health: Health) -> None:
+def test_a_public_address_is_allowed_with_public_true(health: Health) -> None:
     with Server(CollectorRegistry(), health, "learner", "0.0.0.0", public=True) as server:
         port = server.address.rsplit(":", 1)[1]
         assert (
@@ -219,7 +219,7 @@ def test_public_is_allowed_when_asked_for(health: Health) -> None:
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-def test_all_addresses_of_ipv6_are_those_of_ipv4_too(health: Health) -> None:
+def test_a_server_at_all_ipv6_addresses_also_answers_at_ipv4(health: Health) -> None:
     with Server(CollectorRegistry(), health, "learner", "::", public=True) as server:
         port = server.address.rsplit(":", 1)[1]
         for address in (server.address, f"http://127.0.0.1:{port}", f"http://[::1]:{port}"):
@@ -236,7 +236,7 @@ def test_all_addresses_of_ipv6_are_those_of_ipv4_too(health: Health) -> None:
         ("::1", {}, "[::1]"),
     ],
 )
-def test_a_page_is_reached_by_an_address_of_its_machine(
+def test_reachable_returns_an_address_of_this_machine(
     host: str, known: dict[int, str], reached: str
 ) -> None:
     def addresses(_: str, __: None, family: int) -> list[Any]:
@@ -249,14 +249,14 @@ def test_a_page_is_reached_by_an_address_of_its_machine(
         assert http.reachable(host) == reached
 
 
-def test_a_taken_port_is_named(server: Server, health: Health) -> None:
+def test_the_error_names_a_port_in_use(server: Server, health: Health) -> None:
     port = int(server.address.rsplit(":", 1)[1])
     with pytest.raises(OSError, match=f"port {port} for metrics .*choose another"):
         Server(CollectorRegistry(), health, "learner", port=port)
 
 
 @table("host", ["192.0.2.1", "no-such-host.invalid"])
-def test_an_address_of_another_machine_is_named(host: str, health: Health) -> None:
+def test_the_error_names_an_address_that_this_machine_lacks(host: str, health: Health) -> None:
     """The address 192.0.2.1 is for documentation alone."""
     told = (
         rf"cannot listen on {host} port 0 for metrics \([\w ]+\); give an address of this machine"
@@ -265,7 +265,7 @@ def test_an_address_of_another_machine_is_named(host: str, health: Health) -> No
         Server(CollectorRegistry(), health, "learner", host, public=True)
 
 
-def test_a_port_that_cannot_exist_is_named(health: Health) -> None:
+def test_the_error_names_a_port_above_65535(health: Health) -> None:
     with pytest.raises(ValueError, match="port 65536 for metrics is above 65535: choose a lower"):
         Server(CollectorRegistry(), health, "learner", port=65_536)
 
@@ -310,7 +310,7 @@ def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch, health: 
                 assert keep_alive.get("/healthz").status_code == 200
 
 
-def test_connections_that_wait_together_never_exceed_the_limit_together(
+def test_many_waiting_connections_never_exceed_the_limit_together(
     monkeypatch: pytest.MonkeyPatch, health: Health
 ) -> None:
     """The kernel's queue is full when the server begins to accept."""
@@ -342,7 +342,7 @@ def test_connections_that_wait_together_never_exceed_the_limit_together(
     ],
     ids=["head", "body"],
 )
-def test_a_request_that_never_ends_is_closed_also_after_a_whole_one(
+def test_an_endless_request_is_closed_even_after_a_whole_request(
     second: bytes, monkeypatch: pytest.MonkeyPatch, health: Health
 ) -> None:
     monkeypatch.setattr(http, "REQUEST_SECONDS", 0.3)
@@ -357,7 +357,7 @@ def test_a_request_that_never_ends_is_closed_also_after_a_whole_one(
 
 
 @pytest.mark.parametrize("header", ["close", "keep-alive"])
-def test_an_answer_that_nobody_takes_is_ended(
+def test_the_server_ends_an_answer_that_nobody_reads(
     header: str, monkeypatch: pytest.MonkeyPatch, health: Health
 ) -> None:
     monkeypatch.setattr(http, "REQUEST_SECONDS", 0.2)
@@ -374,7 +374,7 @@ def test_an_answer_that_nobody_takes_is_ended(
             until(lambda: not connections)
 
 
-def test_a_connection_that_outlasts_the_server_is_closed(health: Health) -> None:
+def test_close_also_closes_a_connection_that_outlasts_the_server(health: Health) -> None:
     """uvicorn leaves it open. A socket that is never closed is an error in these tests."""
     registry = CollectorRegistry()
     Gauge("answer", "x" * (16 << 20), registry=registry).set(42)
@@ -447,7 +447,7 @@ def test_a_request_that_comes_before_the_answer_is_not_answered(
     assert answer.count(b"HTTP/1.1 403") == answer.count(b"connection: close") == 1
 
 
-def test_unknown_loops_do_not_tick() -> None:
+def test_an_unknown_loop_cannot_tick_and_a_forgotten_loop_cannot_fail() -> None:
     health = Health()
     with pytest.raises(KeyError):
         health.tick("train")
@@ -459,14 +459,14 @@ def test_unknown_loops_do_not_tick() -> None:
 def test_a_client_that_offers_another_protocol_is_answered_and_not_logged(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """curl --http2 does, and uvicorn would advise to install libraries that nothing here needs."""
+    """curl --http2 offers one, and uvicorn would advise to install libraries without need."""
     for offered in ("h2c", "websocket"):
         reply = get(server, "/healthz", connection="Upgrade", upgrade=offered)
         assert reply.status_code == 200
     assert not [one for one in caplog.records if one.name.startswith("uvicorn")]
 
 
-def test_who_sent_no_request_is_logged(
+def test_the_sender_of_an_invalid_request_is_logged_at_a_bounded_rate(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "_requests_log", RateLimitedLogger(http.log, 60.0, 3))

@@ -13,7 +13,7 @@ from stream_ssl.memory.eviction import MostDuplicated, Oldest
 from stream_ssl.observe.shadow import Shadow, StepDescriptor
 
 
-def test_a_shadow_queue_keeps_the_newest() -> None:
+def test_a_shadow_queue_keeps_the_newest_samples() -> None:
     shadow = Shadow("queue", WorkingMemory(capacity=6, dim=3, eviction=Oldest()))
     for number in range(4):
         admission = shadow.consume(
@@ -31,7 +31,7 @@ def test_a_shadow_queue_keeps_the_newest() -> None:
     assert admission.evicted.tolist() == [6, 7, 8, 9]
 
 
-def test_it_is_given_what_the_working_memory_was_given() -> None:
+def test_a_shadow_skips_steps_that_the_working_memory_did_not_get() -> None:
     shadow = Shadow("queue", WorkingMemory(capacity=6, dim=3, eviction=Oldest()))
     assert shadow.consume(step(admission=None, replay=True)) is None
     assert shadow.consume(step(admission=None, keys_BD=torch.full((4, 3), torch.nan))) is None
@@ -39,7 +39,7 @@ def test_it_is_given_what_the_working_memory_was_given() -> None:
 
 
 class Counted(Thumbnail):
-    """Which says how often it is asked."""
+    """A descriptor that counts its calls."""
 
     calls = 0
 
@@ -58,7 +58,9 @@ class Counted(Thumbnail):
     ],
     ids=repr,
 )
-def test_it_counts_on_what_the_working_memory_counts_on(descriptor: Descriptor) -> None:
+def test_a_shadow_counts_duplicates_on_the_descriptors_of_the_working_memory(
+    descriptor: Descriptor,
+) -> None:
     shape, draw = (1, 4, 4), torch.Generator().manual_seed(0)
     working = WorkingMemory(6, 3, MostDuplicated(), image_shape=shape, descriptor=descriptor)
     shown = StepDescriptor(descriptor, shape)
@@ -84,7 +86,7 @@ def test_it_counts_on_what_the_working_memory_counts_on(descriptor: Descriptor) 
         assert descriptor.calls == 2 * 5  # for the working memory, and once for both shadows
 
 
-def test_a_rank_without_samples_adds_none() -> None:
+def test_a_rank_without_samples_adds_nothing_to_its_shadow() -> None:
     shown = StepDescriptor(Features(dims=2), (1, 4, 4))
     shadow = Shadow("queue", WorkingMemory(6, 3, Oldest(), descriptor=shown))
     none, images_0CHW = torch.empty(0, dtype=torch.int64), torch.empty(0, 1, 4, 4)

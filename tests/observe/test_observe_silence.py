@@ -13,7 +13,7 @@ def receiving() -> World:
     return world
 
 
-def test_a_camera_that_says_goodbye_is_not_waited_for() -> None:
+def test_a_camera_that_ends_normally_does_not_count_as_silent() -> None:
     world = receiving()
     gone = {"producers": 1, "samples": 10, "producer_samples": {"gate": 10}}
     world.pass_(10, sent(world, **gone, producer_finished={"yard": 1.0}))
@@ -24,7 +24,7 @@ def test_a_camera_that_says_goodbye_is_not_waited_for() -> None:
     assert set(world.present) == {("producer-silent", "yard")}
 
 
-def test_a_source_that_may_be_silent_for_long_is_not_waited_for() -> None:
+def test_a_sporadic_source_does_not_count_as_silent() -> None:
     world = receiving()
     watches = {"producer_sporadic": {"yard": 1.0}, "producer_finished": {"yard": 0.0, "gate": 0.0}}
     world.pass_(120, sent(world, **watches))
@@ -38,8 +38,8 @@ def test_a_source_that_may_be_silent_for_long_is_not_waited_for() -> None:
     assert set(world.present) == {("nothing-received", "")}
 
 
-def test_sources_that_have_ended_are_not_waited_for() -> None:
-    """A producer that was only stopped is, as the cameras of a machine that does not come back."""
+def test_ended_sources_do_not_count_as_missing() -> None:
+    """Stopped producers are missing, such as the cameras of a machine that does not return."""
     world = receiving()
     world.pass_(300, idle(world, producers=0, producer_finished={"yard": 2.0, "gate": 2.0}))
     assert world.present == {}
@@ -47,7 +47,7 @@ def test_sources_that_have_ended_are_not_waited_for() -> None:
     assert set(world.present) == {("no-producers", "")}
 
 
-def test_a_source_whose_samples_were_all_there_has_ended() -> None:
+def test_a_source_that_had_nothing_to_send_counts_as_ended() -> None:
     """After a restart of the receiver, a repeated command has nothing to send, and ends."""
     world = World("receiver")
     world.receiver.started()
@@ -57,7 +57,7 @@ def test_a_source_whose_samples_were_all_there_has_ended() -> None:
     assert "no producer has been connected for" in world.present["no-producers", ""]
 
 
-def test_a_producer_that_got_no_credit_has_not_ended() -> None:
+def test_a_producer_that_was_stopped_without_credit_does_not_count_as_ended() -> None:
     """It connected, could send nothing, and was stopped: its source has more."""
     world = receiving()
     finished = {"yard": 2.0, "gate": 2.0, "film": 1.0}
@@ -65,7 +65,7 @@ def test_a_producer_that_got_no_credit_has_not_ended() -> None:
     assert set(world.present) == {("no-producers", "")}
 
 
-def test_a_full_journal_does_not_hide_a_producer_that_is_gone() -> None:
+def test_a_full_journal_does_not_hide_a_silent_producer() -> None:
     """A learner that is always behind takes the credit away again and again."""
     world = World("receiver")
     world.receiver.started()
@@ -77,7 +77,7 @@ def test_a_full_journal_does_not_hide_a_producer_that_is_gone() -> None:
     assert set(world.present) == {("producer-silent", "yard")}
 
 
-def test_a_slow_producer_is_given_twenty_of_its_gaps() -> None:
+def test_a_slow_producer_counts_as_silent_only_after_twenty_of_its_gaps() -> None:
     world = World("receiver")
     world.receiver.started()
     for _ in range(6):

@@ -25,7 +25,7 @@ from stream_ssl.observe.verdict_feed import VerdictFeed
 from stream_ssl.wire.messages import Verdict
 
 
-def test_slots_are_followed_as_a_dictionary_would() -> None:
+def test_the_history_of_slots_equals_a_naive_dictionary() -> None:
     feed = Feed(slots=20)
     history = SlotHistory(feed.memory)
     origin: dict[int, Origin | None] = {}  # by id, of all that ever came
@@ -46,13 +46,15 @@ def test_slots_are_followed_as_a_dictionary_would() -> None:
         for one in lately:
             assert one.origin == origin[one.id]
             assert before.get(one.slot) == one.id or one.id in record.ids_B  # this batch's own
-            assert one.by == origin[held[one.slot]]  # also if several samples took the slot in turn
+            assert one.by == origin[held[one.slot]]  # even if several samples took the slot in turn
         followed += len(lately)
     assert followed > 200
 
 
-def test_every_eviction_of_a_large_batch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Producers get a verdict on each sample, though the page shows only the last evictions."""
+def test_producers_get_a_verdict_on_every_eviction_of_a_large_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The page shows only the last evictions."""
     monkeypatch.setattr(page_world, "BATCH", 2 * EVICTIONS)
     feed = Feed(slots=2 * EVICTIONS)
     history = SlotHistory(feed.memory)
@@ -68,7 +70,7 @@ def test_every_eviction_of_a_large_batch_is_told(monkeypatch: pytest.MonkeyPatch
     assert len(gone) > EVICTIONS
 
 
-def test_pictures_of_those_that_left_are_theirs() -> None:
+def test_the_pictures_of_evicted_samples_are_their_own() -> None:
     feed = Feed(slots=20)
     pictures = EvictedPictures(feed.memory, clock=lambda: 0.0)
     history = SlotHistory(feed.memory, pictures=pictures)
@@ -86,7 +88,7 @@ def test_pictures_of_those_that_left_are_theirs() -> None:
         assert torch.equal(shown, image[number])
 
 
-def test_pictures_are_kept_in_a_small_share_of_the_time() -> None:
+def test_keeping_evicted_pictures_takes_a_small_share_of_the_time() -> None:
     feed, clock = Feed(slots=8), iter(range(1000))
     pictures = EvictedPictures(feed.memory, clock=lambda: float(next(clock)))
     history = SlotHistory(feed.memory, pictures=pictures)
@@ -147,7 +149,7 @@ def test_a_snapshot_is_made_at_the_end_of_a_step_that_outlasts_the_question(
 
 
 def test_questions_wait_together_for_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In turn, the last of a page's questions would wait for many times the patience."""
+    """If questions waited in turn, the last would wait for many times the patience."""
     together = threading.Barrier(3)
     monkeypatch.setattr("stream_ssl.observe.page.memory.wait", lambda *_: together.wait(20))
     feed = Feed()
@@ -175,7 +177,7 @@ def test_a_question_waits_for_a_long_step_and_its_viewers_wait_longer() -> None:
     assert int(longest[1]) / 1000 > api.PEER_SECONDS < PAGE_SECONDS, "in a browser and a terminal"
 
 
-def test_a_job_costs_no_more_while_other_programs_hold_the_processor() -> None:
+def test_the_cost_of_a_job_excludes_the_time_of_other_programs() -> None:
     clock, cost = Clock(), Clock()
     jobs = StepJobs(clock=clock, cost=cost)
 
@@ -189,7 +191,7 @@ def test_a_job_costs_no_more_while_other_programs_hold_the_processor() -> None:
     assert jobs.spent == pytest.approx(0.002)
 
 
-def test_a_slot_is_answered_at_one_pause_of_the_learner() -> None:
+def test_a_question_about_a_slot_needs_only_one_pause_of_the_learner() -> None:
     feed = Feed(slots=20)
     for _ in range(4):
         feed.step()
@@ -204,7 +206,7 @@ def test_a_slot_is_answered_at_one_pause_of_the_learner() -> None:
     assert {len(rows) for rows in told["near"].values()} == {2}
 
 
-def test_a_slot_that_does_not_exist_waits_for_no_step() -> None:
+def test_a_question_about_a_missing_slot_does_not_wait_for_a_step() -> None:
     feed = Feed(slots=20)
     feed.step()
     view = MemoryView(feed.memory, feed.origins)
@@ -221,7 +223,7 @@ def test_a_slot_that_does_not_exist_waits_for_no_step() -> None:
             asked.result(10)
 
 
-def test_a_job_that_cannot_be_run_says_so() -> None:
+def test_a_job_that_cannot_run_raises_the_reason() -> None:
     jobs = StepJobs()
     with pytest.raises(Busy, match=r"did not answer within 0\.01 s"):
         jobs.ask(lambda: 1, timeout=0.01)

@@ -31,12 +31,12 @@ def stepped(world: World, producer: str = "yard", count: int = 4, **fields: Any)
 
 
 def at_once(world: World, seconds: float) -> None:
-    """Let time pass in which nobody looks."""
+    """Let time pass without a look."""
     world.now += seconds
     world.wall += seconds
 
 
-# -- what happens, by a number that is on one side of a threshold or on the other
+# -- faults with a number on one side or the other of a threshold
 
 
 def lag(seconds: float) -> Fault:
@@ -44,7 +44,7 @@ def lag(seconds: float) -> Fault:
 
 
 def growing(minutes: int, first: float = 100.0, fall_at: int = -1) -> Fault:
-    """Lag that rises by a second each minute, but for a fall."""
+    """Lag that rises by a second each minute, with one fall."""
 
     def work(world: World) -> None:
         for minute in range(minutes):
@@ -192,12 +192,12 @@ def gate_alone(world: World) -> Callable[[], None]:
 
 
 def silent(seconds: float) -> Fault:
-    """The yard sends every 10 s, and then not."""
+    """The yard sends every 10 s, and then stops."""
     return lambda world: world.pass_(seconds, gate_alone(world))
 
 
 def often_and_silent(seconds: float) -> Fault:
-    """The yard sends every second, and then not."""
+    """The yard sends every second, and then stops."""
 
     def work(world: World) -> None:
         for _ in range(80):
@@ -218,7 +218,7 @@ def once_and_silent(seconds: float) -> Fault:
 
 
 def silent_after(before: Fault, seconds: float) -> Fault:
-    """Something held the producers back for an hour; then the yard sends, and then not."""
+    """A fault stops the producers for an hour; then the yard sends, and then stops."""
 
     def work(world: World) -> None:
         before(world)
@@ -349,12 +349,12 @@ SIDES: dict[str, tuple[str, Fault, Fault, str]] = {
     "a producer's clock ahead": ("clock", ahead(50), ahead(70), "yard"),
     "a producer's clock behind": ("clock", ahead(-3600), ahead(3600), "yard"),
 }  # fmt: skip
-"""Condition, what is not enough for it, what is, and the producer."""
+"""The condition, a fault below its threshold, a fault above it, and the producer."""
 OF_RECEIVER = {"no-producers", "no-credit", "producer-silent", "clock", "refusals"}
 
 
 def begun(role: str, **options: Any) -> World:
-    """A process that has gone well for 100 s."""
+    """Return a process that has worked well for 100 s."""
     world = World(role, **options)
     if role == "receiver":
         world.receiver.started()
@@ -380,7 +380,7 @@ def test_a_condition_begins_at_its_threshold(case: str) -> None:
     assert (name, producer) in world.present
 
 
-def test_a_run_without_any_checkpoint_is_told_after_three_intervals() -> None:
+def test_the_condition_names_a_run_without_a_checkpoint_after_three_intervals() -> None:
     world = begun("learner", checkpoint_seconds=600.0)
     unsaved(1700)(world)
     assert world.present == {}
