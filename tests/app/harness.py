@@ -49,7 +49,7 @@ Process = subprocess.Popen[bytes] | Forked
 
 
 class Processes:
-    """Starts commands in one run folder; `whole`: from the interpreter's start on."""
+    """Starts commands in one run folder; with `whole`, each in a new interpreter."""
 
     def __init__(
         self, folder: Path, settings: dict[str, Any] | None = None, whole: bool = False
@@ -58,13 +58,13 @@ class Processes:
         folder.mkdir(parents=True, exist_ok=True)
         self.config = folder / "config.yaml"  # JSON is YAML
         self.config.write_text(json.dumps({**(settings or TINY), "run": str(folder)}))
-        self.environment: dict[str, str] | None = None  # of what is started; None: this one's
+        self.environment: dict[str, str] | None = None  # of the started processes; None: our own
         self.whole_roles = False  # whether a daemon starts interpreters, as in the product
         self._started: list[Process] = []
         self._scraper = Scraper(lambda: {r: e["http"] for r, e in load(folder).items()})
 
     def start(self, *arguments: str, log: str | None = None) -> Process:
-        """One of our commands; its output goes to a log in the run folder."""
+        """Start one of our commands, whose output goes to a log in the run folder."""
         output = self.folder / f"{log or arguments[0]}.log"
         process = self._process(arguments, output)
         self._started.append(process)

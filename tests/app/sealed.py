@@ -1,4 +1,4 @@
-"""Checkpoints that are whole by their hashes, without a learner that writes them."""
+"""Checkpoints with valid hashes, made without a learner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Embedding, Features, Weighted
 from stream_ssl.memory.eviction import Duel
 
-FEATURES = 8  # of the harness's encoder: two stages, of which each doubles the width
+FEATURES = 8  # the harness's encoder has two stages, and each doubles the width
 
 
 def sealed_checkpoint(
@@ -25,9 +25,9 @@ def sealed_checkpoint(
     version: int = FORMAT,
     memory: WorkingMemory | None = None,
 ) -> Path:
-    """A checkpoint that is whole, by its hashes, with this configuration.
+    """Write a checkpoint with valid hashes and this configuration, and return its folder.
 
-    Its memory is by default the empty one of the harness's settings.
+    By default, its memory is the empty memory of the harness's settings.
     """
     if memory is None:
         size, channels = TINY["decoder"]["size"], TINY["decoder"]["channels"]

@@ -49,7 +49,7 @@ def output_of(code: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+def test_help_names_every_command_and_loads_no_heavy_module() -> None:
     probe = (
         "import sys\n"
         "from stream_ssl.app.cli import main\n"

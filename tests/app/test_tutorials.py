@@ -31,7 +31,7 @@ SMALL = [
     *("--encoder.width", "4", "--encoder.depths", "[1, 1, 0, 0]", "--projector.dim", "16"),
     *("--learner.threads", "1", "--shadows", "{}", "--decoder.size", "16"),
 ]
-"""What makes a run of the tutorial small; the commands are otherwise those of the page."""
+"""Options that make a run of the tutorial small. The other options are those of the page."""
 
 IMAGE = "sensor_msgs/msg/CompressedImage"
 

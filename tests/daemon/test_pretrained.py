@@ -85,7 +85,7 @@ def test_a_run_from_pretrained_weights_goes_on_and_is_exported_without_the_packa
         build.method(parser.instantiate(settings))
     words = ["--config", str(tmp_path / "config.yaml"), "--config", START_PRESET]
     size = ["--decoder.size", "32", "--decoder.channels", "3"]
-    assert cli.main(["check", *words, *size]) == 0  # as a restart
+    assert cli.main(["check", *words, *size]) == 0  # a restart accepts the same
     with ExitStack() as stack:
         again = learn.Process(parser, settings, stack).learner
         assert torch.equal(again.method.features(again.views.plain(image_BCHW)), expected_BF)

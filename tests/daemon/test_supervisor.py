@@ -343,7 +343,7 @@ def test_a_file_of_the_working_folder_replaces_no_library(words: list[str], tmp_
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_ranks_import_nothing_from_the_working_folder(
+def test_ranks_do_not_import_modules_of_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launcher is started with -P, and gives the same setting to torchrun's children."""

@@ -260,7 +260,7 @@ def test_batches_raise_if_no_decoder_process_can_start(
         batches.next(60)
 
 
-def test_no_process_starts_after_stop() -> None:
+def test_a_stopped_decoder_starts_no_process() -> None:
     process = IsolatedDecoder(Fragile(SIZE), CHUNK)
     task, failed = marked(1, ENDLESS), list[BaseException]()
 

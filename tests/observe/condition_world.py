@@ -62,7 +62,7 @@ class World:
         return {(one.condition.name, one.producer): one.says for one in self.health.conditions}
 
     def gauge(self, name: str, producer: str = "") -> float | None:
-        """What Prometheus reads."""
+        """Return the value of the condition that Prometheus reads."""
         labels = {"name": name, "producer": producer}
         return self.registry.get_sample_value("stream_ssl_condition", labels)
 

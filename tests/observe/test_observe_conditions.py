@@ -457,7 +457,7 @@ def test_readiness_the_page_and_status_show_a_condition(
     assert f"{name}: " in printed
 
 
-def test_no_rank_is_slow_while_the_stream_pauses() -> None:
+def test_a_rank_does_not_count_as_slow_while_the_stream_pauses() -> None:
     world = World("learner")
     going_well(world, "learner")
 

@@ -85,7 +85,7 @@ def test_random_labels_give_accuracies_at_chance(monkeypatch: pytest.MonkeyPatch
         assert kappa == pytest.approx(0, abs=0.12)
 
 
-def test_no_change_is_the_best_baseline_on_a_stream_in_blocks() -> None:
+def test_a_stream_in_blocks_makes_no_change_the_best_baseline() -> None:
     batches = [(keys, torch.full_like(label, n // 8)) for n, (keys, label) in enumerate(stream(32))]
     found = fed(Prequential(window=400), *batches).read()
     assert found["no_change"][0] > 0.97

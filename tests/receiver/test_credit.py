@@ -124,7 +124,7 @@ def test_greedy_producers_share_scarce_room_evenly_by_bytes():
     assert camera.served > 195
 
 
-def test_a_producer_that_sends_nothing_passes_its_turn_on_sooner():
+def test_a_producer_that_sends_nothing_has_a_shorter_turn():
     policy = CreditPolicy(each=4, total=4, max_packet=4)
     silent = Holder(credit=4, credit_changed=10.0, last_received=9.0)
     sender = Holder(credit=4, credit_changed=10.0, last_received=10.01)
