@@ -84,7 +84,7 @@ class Processes:
             )
 
     def role(self, name: str) -> Process:
-        """Start receiver or learner, and wait until it has published where it is."""
+        """Start a receiver or a learner, and wait until it has published its address."""
         process = self.start(name, str(self.config))
         until(lambda: self.published(name, process.pid), lambda: self.log(name))
         return process
@@ -93,7 +93,7 @@ class Processes:
         return bool(load(self.folder).get(name, {}).get("pid") == pid)
 
     def produce(self, samples: int, *extra: str, name: str = "robot") -> Process:
-        """A synthetic stream, its end at `samples`."""
+        """Start a producer with a synthetic stream of `samples` samples."""
         return self.start(
             *("produce", "synthetic", "--to", self.address, "--name", name),
             *("--source.size", "16", "--source.channels", "1", "--source.seed", "3"),
@@ -107,7 +107,7 @@ class Processes:
         return str(load(self.folder)["receiver"]["data"])
 
     def metric(self, key: str) -> float:
-        """A sample of either process's metrics, by its name without the prefix; -1: not there."""
+        """Return a metric of either process by its name without the prefix, or -1 if absent."""
         return self._scraper.scrape().values.get(f"stream_ssl_{key}", -1.0)
 
     def log(self, name: str) -> str:
@@ -122,13 +122,13 @@ class Processes:
 
 
 def stop(process: Process, seconds: float = 150.0) -> int:
-    """SIGTERM; returns the exit status."""
+    """Send SIGTERM, and return the exit status."""
     process.send_signal(signal.SIGTERM)
     return process.wait(seconds)
 
 
 def kill(process: Process) -> None:
-    """SIGKILL, and wait until it is gone."""
+    """Send SIGKILL, and wait until the process has ended."""
     process.kill()
     process.wait()
 
@@ -137,7 +137,7 @@ def kill(process: Process) -> None:
 def processes(
     folder: Path, settings: dict[str, Any] | None = None, whole: bool = False
 ) -> Iterator[Processes]:
-    """Processes that have all ended when the block is left."""
+    """Yield processes that all end with the block."""
     run = Processes(folder, settings, whole)
     try:
         yield run

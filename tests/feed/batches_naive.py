@@ -1,4 +1,4 @@
-"""The obvious twin of Batches, a journal in a list, and packets of good and bad samples."""
+"""The naive twin of Batches, a journal in a list, and packets of good and bad samples."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FakeReader:
 def naive_batches(
     records: Sequence[FakeRecord], decoder: Decoder, batch_size: int, start: Offset
 ) -> Iterator[Batch]:
-    """Sample by sample, in one loop."""
+    """Yield the batches, made sample by sample in one loop."""
     rejected: Counter[str] = Counter()
     taken: list[tuple[Any, ...]] = []
     for record in records:
@@ -136,7 +136,7 @@ def picture(rng: np.random.Generator, height: int, width: int, mode: str = "RGB"
 
 
 def png_bomb(width: int, height: int) -> bytes:
-    """A sound PNG header for so many pixels, and hardly any behind it."""
+    """Return a valid PNG header for so many pixels, with hardly any data after it."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
         return (
@@ -154,7 +154,7 @@ def raw(rng: np.random.Generator, *shape: int) -> tuple[dict[str, Any], bytes]:
 
 @cache
 def samples_good() -> list[tuple[dict[str, Any], bytes]]:
-    """One in two raw and of the right shape, the others of every kind that can be decoded."""
+    """Return good samples: half are raw of the right shape, the others of all valid kinds."""
     rng = np.random.default_rng(11)
     found = []
     for _ in range(8):
@@ -174,7 +174,7 @@ def samples_good() -> list[tuple[dict[str, Any], bytes]]:
 
 @cache
 def samples_bad() -> list[tuple[dict[str, Any], bytes]]:
-    """One of each kind that must be refused."""
+    """Return samples that must be refused, each for another fault."""
     rng = np.random.default_rng(12)
     row, data = raw(rng, SIZE, SIZE, 3)
     jpeg = encoded(picture(rng, 20, 20), "JPEG")
@@ -200,7 +200,7 @@ def samples_bad() -> list[tuple[dict[str, Any], bytes]]:
 
 
 def sample(rng: np.random.Generator, bad: float) -> tuple[dict[str, Any], bytes]:
-    """A random sample; with probability `bad` one that must be refused."""
+    """Return a random sample, which must be refused with probability `bad`."""
     pool = samples_bad() if rng.random() < bad else samples_good()
     return pool[rng.integers(len(pool))]
 
@@ -221,7 +221,7 @@ def record(
 def journal(
     rng: np.random.Generator, records: int, bad: float, gaps: float = 0
 ) -> list[FakeRecord]:
-    """Records of 1 to 12 samples; some unreadable, some missing."""
+    """Return records of 1 to 12 samples; some are unreadable, and some are missing."""
     made = []
     for position in range(1, records + 1):
         count = int(rng.integers(1, 13))

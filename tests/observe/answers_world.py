@@ -88,7 +88,7 @@ class Run:
         return lambda: self.receiver.receiver.consume(record)
 
     def learns(self, loss: float = 4.0, **fields: Any) -> Callable[[], None]:
-        """An update on ten samples of each producer."""
+        """Return work that makes an update on ten samples of each producer."""
 
         def work() -> None:
             self.steps += 1
@@ -102,7 +102,7 @@ class Run:
         return work
 
     def drops(self, *who: str) -> Callable[[], None]:
-        """A batch of which every sample is dropped."""
+        """Return work that drops every sample of a batch."""
         away = [origin for name in who for origin in origins(name, 30)]
         empty: dict[str, Any] = {"batch": 0, "keys_BD": torch.empty(0, 3), "origins_B": []}
         record = step(**empty, skipped="novelty", dropped_origins=away)
@@ -115,7 +115,7 @@ class Run:
         error: float | None = None,
         at: int | None = None,
     ) -> None:
-        """A probe of ten held-out classes, in a run that began with the accuracy `first`."""
+        """Export a probe of ten held-out classes, in a run that began with accuracy `first`."""
         self.learner.learner.started_at(first)
         per_class = dict.fromkeys(range(10), accuracy)
         result = ProbeResult(accuracy, per_class, 300)
@@ -123,7 +123,7 @@ class Run:
         self.learner.learner.observe_held_out(HeldOutRecord(step, result, 0.5, 0.1, error))
 
     def fills(self, classes: dict[int, int] | None = None, alike: float = 0.02) -> None:
-        """A first survey: a memory that is nearly full, and a journal that is read."""
+        """Export a first survey: the memory is nearly full, and the journal is read."""
         metrics = self.learner.learner
         metrics.observe_journal(0, 0, 0, {}, {})
         metrics.of_memories.observe("working", STATS, classes)
@@ -142,7 +142,7 @@ def origins(producer: str, count: int) -> list[Origin]:
 
 
 def asked(run: Run, **states: Any) -> dict[str, Answer]:
-    """The answers by question."""
+    """Return the answers by question."""
     found = answers({**run.states(), **states})
     assert [one.question for one in found] == QUESTIONS
     assert all(any(letter.isdigit() for letter in one.says) or one.level != "good" for one in found)
@@ -150,7 +150,7 @@ def asked(run: Run, **states: Any) -> dict[str, Answer]:
 
 
 def healthy_run() -> Run:
-    """Twenty minutes in which the accuracy rises from 43 % to 46 %, after 300 earlier updates."""
+    """Return a run of 20 minutes with accuracies from 43 % to 46 %, after 300 earlier updates."""
     run = Run()
     run.steps = 300
     run.fills({0: 400, 1: 350, 2: 250})

@@ -58,7 +58,7 @@ class World:
 
     @property
     def present(self) -> dict[tuple[str, str], str]:
-        """Sentences by condition and producer."""
+        """Return the sentences by condition and producer."""
         return {(one.condition.name, one.producer): one.says for one in self.health.conditions}
 
     def gauge(self, name: str, producer: str = "") -> float | None:
@@ -68,7 +68,7 @@ class World:
 
 
 def received(**fields: Any) -> ReceiverRecord:
-    """A second in which two producers sent, unless told otherwise."""
+    """Return a record of a second in which two producers sent, with changed fields."""
     usual: dict[str, Any] = {
         "packets": 2,
         "samples": 20,
@@ -82,7 +82,7 @@ def received(**fields: Any) -> ReceiverRecord:
 
 
 def quiet(**fields: Any) -> ReceiverRecord:
-    """A second in which nothing came."""
+    """Return a record of a second in which nothing came."""
     nothing: dict[str, Any] = {
         "packets": 0,
         "samples": 0,
@@ -94,15 +94,15 @@ def quiet(**fields: Any) -> ReceiverRecord:
 
 
 def messages(caplog: Any, level: int = logging.WARNING) -> list[str]:
-    """Lines of the log about conditions."""
+    """Return the lines of the log about conditions."""
     return [one.getMessage() for one in caplog.records if one.levelno == level]
 
 
 def sent(world: World, **fields: Any) -> Callable[[], None]:
-    """Samples that the receiver takes, as `received`."""
+    """Return work that gives the receiver a record by `received`."""
     return lambda: world.receiver.consume(received(**fields))
 
 
 def idle(world: World, **fields: Any) -> Callable[[], None]:
-    """Seconds in which nothing comes, as `quiet`."""
+    """Return work that gives the receiver a record by `quiet`."""
     return lambda: world.receiver.consume(quiet(**fields))

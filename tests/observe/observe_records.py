@@ -1,4 +1,4 @@
-"""Records as the loops make them, with chosen fields, and the metrics that they fill."""
+"""Records like those of the loops, with chosen fields, and the metrics that they fill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 def admission(
     inserted: int = 4, evicted: int = 0, refused: int = 0, duplicates: int = 0, merged: int = 0
 ) -> Admission:
-    """An admission with so many of each."""
+    """Return an admission with these counts."""
     return Admission(
         slots=torch.arange(inserted),
         evicted=torch.arange(evicted),
@@ -31,7 +31,7 @@ def admission(
 
 
 def step(**fields: Any) -> StepRecord:
-    """A record of a fresh batch of 4 in 3 dimensions, unless told otherwise."""
+    """Return a record of a fresh batch of 4 in 3 dimensions, with changed fields."""
     keys_BD = fields.get("keys_BD", torch.eye(3)[[0, 1, 2, 0]])
     count = len(keys_BD)
     usual: dict[str, Any] = {
@@ -60,7 +60,7 @@ def step(**fields: Any) -> StepRecord:
 
 
 def exported() -> dict[str, Metric]:
-    """Every family that the two roles export, by name; counters with their `_total`."""
+    """Return every family that the two roles export, by name; counters end in `_total`."""
     suffix = {"counter": "_total", "info": "_info"}
     return {
         family.name + suffix.get(family.type, ""): family

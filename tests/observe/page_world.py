@@ -1,4 +1,4 @@
-"""A learner's memory behind a page, fed as the learner would, and asked as the page asks."""
+"""A learner's memory behind a page: steps fill it, and HTTP questions read it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Feed:
         return torch.arange(BATCH) + self.number, z_BD, image_BCHW.to(torch.uint8)
 
     def step(self, drawn: int = 4) -> StepRecord:
-        """One step in the order of anchors: "memory": the batch joins, then some are drawn."""
+        """Make a step with anchors "memory": the batch joins, then some samples are drawn."""
         ids_B, z_BD, image_BCHW = self.batch()
         labels_B = ids_B % 4 if self.labelled else torch.full_like(ids_B, -1)
         admission = self.memory.add(ids_B, z_BD, images=image_BCHW, labels=labels_B)
@@ -91,7 +91,7 @@ class Feed:
 
 @contextmanager
 def serving(feed: Feed | None, **options: object) -> Iterator[tuple[Server, MemoryView | None]]:
-    """A learner's server; with a feed, a thread serves the page as the learner's loop would."""
+    """Yield a learner's server. With a feed, a thread serves the page like the learner."""
     health = Health()
     health.expect("learner", 60.0)
     sources = options.pop("sources", None) or Sources(run=Path("runs/parked"))
@@ -118,7 +118,7 @@ def serving(feed: Feed | None, **options: object) -> Iterator[tuple[Server, Memo
 
 @contextmanager
 def receiving(table: ProducerTable, **options: object) -> Iterator[Server]:
-    """A receiver's server, whose loop hands its table over."""
+    """Yield a receiver's server, and hand over its table of producers."""
     stop = threading.Event()
     sources = options.pop("sources", None) or Sources(run=Path("runs/parked"))
     assert isinstance(sources, Sources)

@@ -1,4 +1,4 @@
-"""Records what a real run's processes export, for the tests of the alerts.
+"""Records the metrics that a real run's processes export, for the tests of the alerts.
 
     PYTHONPATH=tests:tests/app .venv/bin/python tests/observe/record.py pause
 
@@ -38,7 +38,7 @@ Point = dict[str, float]
 
 
 def scrape(run: Path) -> Point:
-    """All samples of one moment by key, with the labels that Prometheus adds."""
+    """Return all samples of one moment by key, with the labels that Prometheus adds."""
     point: Point = {}
     for role in ("receiver", "learner"):
         to = {"job": "stream-ssl", "instance": role, "role": role}
@@ -56,7 +56,7 @@ def scrape(run: Path) -> Point:
 
 
 def notation(values: Sequence[float | None]) -> str:
-    """promtool's: equal values in a row as `5x2` (three fives), `_` where there is none."""
+    """Return promtool's notation: `5x2` for three equal values in a row, `_` for none."""
     words = []
     for value, same in groupby(
         None if value is None or not math.isfinite(value) else value for value in values
@@ -83,7 +83,7 @@ class Recorder:
         self._next = time.monotonic()
 
     def watch(self, minutes: float) -> None:
-        """Scrape for so long."""
+        """Scrape for this time."""
         for _ in range(round(minutes * 60 / EVERY)):
             self.points.append(scrape(self.run))
             self._next = max(self._next + EVERY, time.monotonic())
@@ -95,8 +95,9 @@ class Recorder:
 
 
 def pause(run: Any, recorder: Recorder) -> None:
-    """A stream that ends short of a batch, its producer connected still; four minutes on, the
-    daemon is restarted."""
+    """A stream ends before a whole batch, with its producer still connected. After four minutes,
+    the daemon is restarted.
+    """
     import numpy as np
     from harness import stop, until
 
@@ -120,8 +121,9 @@ def pause(run: Any, recorder: Recorder) -> None:
 
 
 def covered(run: Any, recorder: Recorder) -> None:
-    """A camera that shows many things, four in five of one class, and is then covered: from then on
-    its frames are near-duplicates of one, and the memory is a queue."""
+    """A camera shows many things, four in five of one class, and is then covered. From then on, its
+    frames are near-duplicates of one frame. The memory is a queue.
+    """
     import numpy as np
     from harness import stop, until
 
@@ -226,13 +228,13 @@ def main(name: str) -> None:
 
 
 def told(name: str) -> dict[str, Any]:
-    """A recording."""
+    """Return a recording."""
     found: dict[str, Any] = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))
     return found
 
 
 def plain(values: str) -> list[float | None]:
-    """The values that `notation` wrote."""
+    """Return the values that `notation` wrote."""
     found: list[float | None] = []
     for word in values.split():
         shown, _, times = word.partition("x")

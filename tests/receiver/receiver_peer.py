@@ -28,7 +28,7 @@ GREETING += b"\x04" + bytes((len(_READY),)) + _READY
 
 
 def packet(sequence, samples=2, side=4, position=None):
-    """DATA of raw grey images that know their sequence."""
+    """Return DATA of raw grey images whose pixels contain the sequence."""
     rows = [
         Sample(f"{sequence}-{n}", bytes([sequence % 256]) * side**2, "raw", (side, side, 1), 1.0)
         for n in range(samples)
@@ -43,7 +43,7 @@ def allow(path, **keys):
 
 
 class Peer:
-    """A DEALER that says what it is told to."""
+    """A DEALER that sends the messages of a test."""
 
     def __init__(self, endpoint, keys=None, server=None, route=None):
         self.context = zmq.Context()
@@ -66,7 +66,7 @@ class Peer:
         self.socket.send_multipart(list(frames))
 
     def hear(self, kind, seconds=DEADLINE):
-        """The next message of a kind; ACKs on the way are noted."""
+        """Return the next message of a kind, and note each ACK before it."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if not self.socket.poll(int(left * 1000) + 1):
@@ -88,7 +88,7 @@ class Peer:
         return self.hear(Welcome)
 
     def acked(self, sequence):
-        """Waits until a sequence is acknowledged."""
+        """Wait until a sequence is acknowledged."""
         end = time.monotonic() + DEADLINE
         while self.through < sequence:
             assert time.monotonic() < end, f"{sequence} is not acknowledged in time"
@@ -114,7 +114,7 @@ class Peer:
 
 
 def begun(endpoint):
-    """A plain socket over TCP that has greeted the receiver, and may send frames of ZMTP."""
+    """Return a TCP socket that has greeted the receiver, and may send frames of ZMTP."""
     host, port = endpoint.removeprefix("tcp://").split(":")
     peer = socket.create_connection((host, int(port)), timeout=60.0)
     peer.sendall(GREETING)
@@ -123,7 +123,7 @@ def begun(endpoint):
 
 @contextmanager
 def receiver(folder, bind="tcp://127.0.0.1:0"):
-    """A receiver in a process of its own, with its endpoint."""
+    """Yield a receiver in a process of its own, and its endpoint."""
     command = [sys.executable, str(SCRIPT), str(folder), bind]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -172,7 +172,7 @@ class Running:
         return self.records[-1]
 
     def journalled(self):
-        """(producer, sequence) of all records, in order."""
+        """Return (producer, sequence) of all records, in order."""
         reader, position, found = JournalReader(self.journal.path), 1, []
         while records := reader.read(position):
             found += [(r.producer, r.sequence) for r in records]
