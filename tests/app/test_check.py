@@ -297,6 +297,7 @@ def test_check_accepts_the_shipped_configurations(
     access = ["--access.keys", str(keys), "--access.allow", str(allow)]
     small = ["--encoder.depths", "[1,1,1,1]", "--memory.capacity", "512"]
     extra = [*access, *small] if name == "gpu.yaml" else []
+    extra += ["--run", str(tmp_path / "run")]
     status, said = outcome(capfd, caplog, str(CONFIGS / name), *extra)
     assert status == 0, said
     assert "configuration OK" in said
