@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
@@ -53,12 +54,15 @@ def installed(*extras: str) -> set[str]:
     return {name for name, _ in found}
 
 
+modules = cache(packages_distributions)  # it reads the metadata of all packages
+
+
 def without_the_rest(*extras: str) -> str:
     """Return code that hides every module that these extras do not install."""
     there = installed(*extras)
     absent = {
         module
-        for module, names in packages_distributions().items()
+        for module, names in modules().items()
         if not there & {canonicalize_name(name) for name in names}
     }
     return ABSENT.format(absent=absent)
