@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -12,12 +12,15 @@ WIDE = {"Producer", "WorkingMemory"}
 """Classes whose constructors are the whole of what their users set."""
 
 
-def classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    for folder in ("stream_ssl", "memory", "producers", "benchmarks"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ClassDef):
-                    yield f"{path.relative_to(ROOT)}: {node.name}", node
+@cache
+def classes() -> list[tuple[str, ast.ClassDef]]:
+    return [
+        (f"{path.relative_to(ROOT)}: {node.name}", node)
+        for folder in ("stream_ssl", "memory", "producers", "benchmarks")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
 
 
 def arguments(node: ast.ClassDef) -> int:
