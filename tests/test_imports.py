@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from table import table
@@ -68,6 +69,7 @@ def part_of(module: str) -> str | None:
     return part if first == "stream_ssl" and (part in MAY or part == "app") else None
 
 
+@cache
 def imports_of(file: Path) -> set[str]:
     """Return the modules that a file imports, at any depth, including those for type checking."""
     names: set[str] = set()
