@@ -3,13 +3,12 @@
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from copy import deepcopy
-from functools import cache
 from pathlib import Path
 
 import hypothesis
+import parsers
 import pytest
 import rewritten
 import warm
@@ -75,14 +74,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let tests copy the parsers of configurations: to build one takes 30 times as long."""
+    """Let tests copy the parsers of configurations."""
     if options := sys.modules.get("stream_ssl.config.options"):
-        for name in ("receiver_parser", "learner_parser", "run_parser"):
-            setattr(options, name, _copies(cache(getattr(options, name))))
-
-
-def _copies(build: Callable[..., object]) -> Callable[..., object]:
-    return lambda *command: deepcopy(build(*command))
+        parsers.share(options, *parsers.OF_ROLES)
 
 
 @pytest.fixture

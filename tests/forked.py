@@ -18,6 +18,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import chdir
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -30,6 +31,7 @@ import warm
 MADE = (  # the first optimiser imports torch's compiler
     *("stream_ssl.daemon.learn", "stream_ssl.daemon.receive", "stream_ssl.app.commands.produce"),
     *("stream_ssl.app.commands.check", "stream_ssl.app.commands.run", "torch._dynamo"),
+    "prebuilt",
 )
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(MADE))
@@ -86,17 +88,17 @@ class Forked(_Child):
 
 @cache
 def _start_server() -> None:
-    """Start the fork server in a warm interpreter.
+    """Start the fork server in a warm interpreter, in this folder, where it finds `prebuilt`.
 
     Other processes that multiprocessing starts use the normal interpreter, as in the product.
     """
-    if warm.PROGRAM in os.environ:
-        resource_tracker.ensure_running()
-        _context.set_executable(os.environ[warm.PROGRAM])
-        try:
+    resource_tracker.ensure_running()
+    _context.set_executable(os.environ.get(warm.PROGRAM, sys.executable))
+    try:
+        with chdir(Path(__file__).parent):
             forkserver.ensure_running()
-        finally:
-            _context.set_executable(sys.executable)
+    finally:
+        _context.set_executable(sys.executable)
 
 
 def fork_workers(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
