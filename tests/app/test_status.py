@@ -540,7 +540,7 @@ def test_status_does_not_call_a_slow_process_hung(
 def test_a_process_that_gives_metrics_and_no_state_is_busy_and_not_down(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "ask_state", lambda *_: None)
+    monkeypatch.setattr(run_states, "ask_state", lambda *_: None)
     registry = ReceiverMetrics(CollectorRegistry()).registry
     with (
         Server(registry, Health(), "receiver") as server,

@@ -188,7 +188,7 @@ def test_the_cost_of_a_packet_of_headers_with_many_parts_is_computed_quickly(
     rows = [{"codec": codec, "size": len(data)}] * count
     begun = time.thread_time()
     extra_cost(rows, memoryview(data * count))
-    assert time.thread_time() - begun < 0.25
+    assert time.thread_time() - begun < 1.0  # 0.1 s on a quiet machine
 
 
 def test_a_packet_costs_the_sum_of_its_samples() -> None:
