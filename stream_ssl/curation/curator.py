@@ -53,7 +53,7 @@ BATCH_BYTES: Final = 64 << 20
 PIXEL_BYTES: Final = 12
 """The memory that comparing a decoded picture takes, for each of its bytes."""
 SEEN: Final = 65_536
-"""The number of different pictures that are remembered, as grey thumbnails of 1 KB."""
+"""The number of different pictures that are remembered, as thumbnails of 3 KB."""
 SAVE_SECONDS: Final = 30.0
 SAVE_SHARE: Final = 0.05  # the largest share of the time that goes into saving
 DROPPED: Final = "dropped.jsonl"
@@ -198,7 +198,7 @@ class Curator:
         self._describe = _describer(features)
         dim = self._describe(torch.zeros(1, *shape, dtype=torch.uint8)).shape[1]
         self.memory = WorkingMemory(keep, dim, Redundant(), shape, seed=seed)
-        self._seen = WorkingMemory(SEEN, 1, Oldest(), (1, SIDE, SIDE))
+        self._seen = WorkingMemory(SEEN, 1, Oldest(), (3, SIDE, SIDE))
         self._near_kept, self._near_seen = NearDuplicates(self.memory), NearDuplicates(self._seen)
         make_folder(folder)
         self.originals = Originals(folder / "originals")
@@ -287,7 +287,7 @@ class Curator:
         keys = [f"{sample.source}\0{sample.id}" for sample, *_ in good]
         ids_B = torch.from_numpy(sample_ids("", keys))
         new_n = self._not_kept(good, image_BCHW, ids_B)
-        new_n, grey_nCHW = self._not_seen(good, new_n, image_BCHW, ids_B)
+        new_n, small_nCHW = self._not_seen(good, new_n, image_BCHW, ids_B)
         admission = self.memory.add(
             ids_B[new_n],
             self._describe(image_BCHW[new_n]),
@@ -298,7 +298,7 @@ class Curator:
             if slot >= 0:
                 sample, position, _ = good[b]
                 self._kept[slot] = _kept(sample, position, self.originals.put(sample.data))
-        admission = self._seen.add(ids_B[new_n], torch.ones(len(new_n), 1), grey_nCHW)
+        admission = self._seen.add(ids_B[new_n], torch.ones(len(new_n), 1), small_nCHW)
         self._names += [("", "")] * (len(self._seen) - len(self._names))
         for b, slot in zip(new_n.tolist(), admission.slots.tolist(), strict=True):
             self._names[slot] = good[b][0].source, good[b][0].id
@@ -323,24 +323,24 @@ class Curator:
     def _not_seen(
         self, good: list[Decoded], row_n: Tensor, image_BCHW: Tensor, ids_B: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Drop rows that repeat a picture seen before. Return the others, and grey thumbnails."""
-        grey_nCHW = _grey(image_BCHW[row_n])
-        found = self._near_seen.find(grey_nCHW, grey_nCHW[:0], "refuse", ids_B[row_n])
+        """Drop rows that repeat a picture seen before. Return the others, and thumbnails."""
+        small_nCHW = _thumbnails(image_BCHW[row_n])
+        found = self._near_seen.find(small_nCHW, small_nCHW[:0], "refuse", ids_B[row_n])
         distance_n, held = found.distance_B, len(self._seen)
         assert distance_n is not None  # "refuse" measures it
         new_n = found.admitted_B.copy()
         for n in np.flatnonzero(~new_n).tolist():
             nearest = int(found.nearest_B[n])
-            if nearest >= held:  # the first test compared the batch in colour
+            if nearest >= held:  # the first test compared the batch in full size
                 new_n[n] = True
                 continue
             twin_CHW = self._seen.images_of(torch.tensor([nearest]))[0]
             side = image_BCHW.shape[-1]
             larger_CHW = interpolate(twin_CHW[None].float(), size=(side, side), mode="bilinear")[0]
-            twin_3HW = larger_CHW.to(torch.uint8).expand(3, -1, -1)
-            self._drop(good[row_n[n]], self._names[nearest], float(distance_n[n]), twin_3HW)
+            seen, twin_CHW = self._names[nearest], larger_CHW.to(torch.uint8)
+            self._drop(good[row_n[n]], seen, float(distance_n[n]), twin_CHW)
         chosen = torch.from_numpy(np.flatnonzero(new_n))
-        return row_n[chosen], grey_nCHW[chosen]
+        return row_n[chosen], small_nCHW[chosen]
 
     def _image(self, slot: int) -> Tensor:
         return self.memory.images_of(torch.tensor([slot]))[0]
@@ -416,7 +416,10 @@ class Curator:
                     f"{begun.get(name)!r}: use that value, or choose another folder"
                 )
         self.memory.load_state_dict(part(tensors, "memory"))
-        self._seen.load_state_dict(part(tensors, "seen"))
+        seen = part(tensors, "seen")
+        images = seen["columns.images"]  # of earlier versions, in grey
+        seen["columns.images"] = images.expand(-1, 3, -1, -1)
+        self._seen.load_state_dict(seen)
         self._near_kept.load(part(tensors, "door"))
         self._near_seen.load(part(tensors, "seen_door"))
         self.pair_P2CHW = tensors["pairs"]
@@ -506,11 +509,9 @@ def sampled(pair_P2CHW: Tensor, pair_2CHW: Tensor, number: int, seed: int) -> Te
     return pair_P2CHW
 
 
-def _grey(image_BCHW: Tensor) -> Tensor:
-    """Return grey thumbnails, uint8 [B, 1, SIDE, SIDE], for the comparison with pictures seen."""
-    weight_C11 = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
-    grey_BCHW = (image_BCHW * weight_C11).sum(dim=1, keepdim=True)
-    return adaptive_avg_pool2d(grey_BCHW, SIDE).round().to(torch.uint8)
+def _thumbnails(image_BCHW: Tensor) -> Tensor:
+    """Return thumbnails, uint8 [B, 3, SIDE, SIDE], for the comparison with pictures seen."""
+    return adaptive_avg_pool2d(image_BCHW.float(), SIDE).round().to(torch.uint8)
 
 
 def _describer(features: Features) -> Callable[[Tensor], Tensor]:

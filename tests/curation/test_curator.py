@@ -14,8 +14,12 @@ from curation_pictures import COUNT, DIFFERENT, Crawl
 from PIL import Image
 
 from stream_ssl.curation import Curator
-from stream_ssl.curation.curator import BATCH, PAIRS, Bad
+from stream_ssl.curation.curator import BATCH, PAIRS, SEEN, Bad
 from stream_ssl.curation.rows import Rows
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.eviction.oldest import Oldest
+from stream_ssl.memory.near_duplicates import NearDuplicates
+from stream_ssl.memory.sketches import SIDE
 from stream_ssl.producers.sources import ImageFolder
 from stream_ssl.producers.sources.base import mark
 from stream_ssl.wire.sample import Position, Sample
@@ -55,7 +59,7 @@ def test_each_different_picture_is_kept_once_if_there_is_room(tmp_path: Path) ->
         assert kept.label == source.original_N[number] % 10
     assert len(curator.pair_P2CHW) == PAIRS
     difference_P = curator.pair_P2CHW.float().mean(dim=2).diff(dim=1).abs().mean(dim=(1, 2, 3))
-    assert difference_P.max() < 20  # the same picture, in colour or in grey
+    assert difference_P.max() < 20  # the same picture, in full size or enlarged
 
 
 def test_a_full_set_drops_repeated_pictures_and_deletes_the_files_of_evicted_ones(
@@ -83,6 +87,32 @@ def test_the_curator_pairs_a_repeated_png_with_its_original(tmp_path: Path) -> N
     ((dropped_CHW, twin_CHW),) = curator.pair_P2CHW
     assert torch.equal(dropped_CHW, twin_CHW)
     assert np.array_equal(dropped_CHW.permute(1, 2, 0).numpy(), np.asarray(image))
+
+
+def test_pictures_in_other_colours_are_kept_in_any_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream_ssl.curation.curator.BATCH", 1)
+    pixels_HWC = np.full((64, 64, 3), (255, 255, 255), np.uint8)
+    for number, colour in enumerate([(200, 0, 0), (0, 102, 0), (200, 0, 0)]):  # as bright in grey
+        pixels_HWC[16:48, 20:50] = colour
+        Image.fromarray(pixels_HWC).save(tmp_path / f"{number}.png")
+    curator = Curator(tmp_path / "state", keep=4)
+    *_, counts = curator.run(ImageFolder(str(tmp_path)))
+    assert (counts.kept, counts.dropped) == (2, 1)
+
+
+def test_a_pass_continues_that_an_earlier_version_saved_with_grey_thumbnails(
+    tmp_path: Path,
+) -> None:
+    first = Curator(tmp_path, keep=4)
+    first._seen = WorkingMemory(SEEN, 1, Oldest(), (1, SIDE, SIDE))
+    first._near_seen = NearDuplicates(first._seen)
+    image_1CHW = torch.randint(0, 256, (1, 1, SIDE, SIDE), dtype=torch.uint8)
+    first._seen.add(torch.tensor([7]), torch.ones(1, 1), image_1CHW)
+    first.save()
+    second = Curator(tmp_path, keep=4)
+    assert torch.equal(second._seen.images_of(torch.tensor([0])), image_1CHW.expand(-1, 3, -1, -1))
 
 
 @pytest.mark.parametrize("saved", [True, False])
