@@ -197,22 +197,24 @@ def _spread(part_3B: Tensor, high: int, wide: int) -> Tensor:
     Each is at a place of its own within a square of an S x S grid, so that no fine pattern of the
     picture has the period of these pixels.
     """
-    device = part_3B.device
-    start_2B1, side_B1 = part_3B[:2, :, None], part_3B[2][:, None]
-    line_S = torch.arange(SIDE, dtype=torch.float32)
-    row_p, column_p = torch.cartesian_prod(line_S, line_S).T + _off_the_grid()
-    share_2p = torch.stack([row_p, column_p]).to(device) / SIDE
-    size_211 = torch.tensor([high, wide], device=device)[:, None, None]
-    place_2Bp = (start_2B1 + side_B1 * share_2p[:, None]) * size_211
-    row_Bp, column_Bp = place_2Bp.long().clamp_(min=0).minimum(size_211 - 1)
-    place_Bp: Tensor = row_Bp * wide + column_Bp
+    row_p, column_p = _grid(part_3B.device)
+    top_B1, left_B1, side_B1 = part_3B[..., None]
+    row_Bp = (top_B1 + side_B1 * row_p).mul_(high).long().clamp_(0, high - 1)
+    column_Bp = (left_B1 + side_B1 * column_p).mul_(wide).long().clamp_(0, wide - 1)
+    place_Bp: Tensor = row_Bp.mul_(wide).add_(column_Bp)
     return place_Bp
 
 
 @cache
-def _off_the_grid() -> Tensor:
-    """Return offsets from 0 to 1, [2, S * S], the same in every process."""
-    return torch.rand(2, SIDE**2, generator=torch.Generator().manual_seed(0))
+def _grid(device: torch.device) -> Tensor:
+    """Return places from 0 to 1, one in each square of a grid, [2, S * S].
+
+    They are the same in every process.
+    """
+    line_S = torch.arange(SIDE, dtype=torch.float32)
+    square_2p = torch.cartesian_prod(line_S, line_S).T
+    within_2p = torch.rand(2, SIDE**2, generator=torch.Generator().manual_seed(0))
+    return ((square_2p + within_2p) / SIDE).to(device)
 
 
 @cache

@@ -63,7 +63,7 @@ class Nats:
         servers: URLs, separated by commas: nats://HOST:4222 or tls://HOST:4222.
         subject: consume only this subject; null: all. Used only when the consumer is created.
         credentials: a .creds file, or JSON with "user" and "password", or with "token". Other users
-            must not be able to read the file. Each new connection uses its newest content.
+            must not be able to read the file. It is read again after an error of the connection.
         in_flight: maximum number of unacknowledged messages. Used only when the consumer is
             created.
         ack_wait: seconds without a sign of life after which the server redelivers messages. This

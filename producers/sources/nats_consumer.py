@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 1
 LOG_SECONDS = 30.0  # for one line about each kind of event
+NO_SECRETS: dict[str, Any] = dict.fromkeys(("user", "password", "token"))  # of the client's options
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ class DurableConsumer:
     Args:
         name: the source's name.
         connection: the arguments of `connect` of nats-py's client.
-        secrets: returns the further arguments that authenticate the client; a new connection has
-            the newest ones.
+        secrets: returns the further arguments that authenticate the client. It is called again
+            after each error of the connection.
         settings: the consumer, which is created if it does not exist.
 
     Attributes:
@@ -99,7 +100,7 @@ class DurableConsumer:
                 kind = type(error).__name__
                 self._limited_log.warning(kind, f"source {self._name}: {str(error) or kind}")
                 with contextlib.suppress(OSError, ValueError):  # the file is being replaced
-                    client.options.update(self._secrets())
+                    client.options.update(NO_SECRETS | self._secrets())
 
         async def reconnected() -> None:
             text = f"source {self._name}: connected again"

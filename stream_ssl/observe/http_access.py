@@ -86,7 +86,7 @@ class Token:
                 if (facts := _facts(self._file)) != self._facts:
                     self._secret, self._facts = Token.load(self._file)._secret, facts
             except (OSError, ValueError) as error:
-                _limited_log.warning("token", f"{error}; the token before it stays in force")
+                _limited_log.warning("token", f"{error}; the previous token stays in force")
         return self._secret
 
     @property

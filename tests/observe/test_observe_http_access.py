@@ -202,7 +202,7 @@ def test_a_token_that_is_changed_in_its_file_holds_at_once(
         write("short")
         assert (status("short"), status(renewed)) == (401, 200)
     assert "must have at least 16" in caplog.text
-    assert "the token before it stays in force" in caplog.text
+    assert "the previous token stays in force" in caplog.text
 
 
 @pytest.mark.parametrize(("proxy", "secure"), [("127.0.0.1", True), ("192.0.2.1", False)])
