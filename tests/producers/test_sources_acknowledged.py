@@ -176,10 +176,14 @@ def test_produce_refuses_options_that_part_messages_from_their_acknowledgements(
     assert why in caplog.text
 
 
-def test_the_log_limits_its_lines_about_a_nats_server_that_comes_and_goes(monkeypatch, caplog):
+def options_after_errors(count, monkeypatch):
+    """Lose the connection `count` times, and return the client's options."""
     callbacks = {}
 
     class Client:
+        def __init__(self):
+            self.options = {"user": "robot", "password": "old"}
+
         def jetstream(self):
             return None
 
@@ -188,14 +192,25 @@ def test_the_log_limits_its_lines_about_a_nats_server_that_comes_and_goes(monkey
 
     async def come_and_go():
         await consumer._connect([])
-        for _ in range(200):
+        for _ in range(count):
             await callbacks["error_cb"](ConnectionError("unexpected EOF"))
             await callbacks["reconnected_cb"]()
 
     monkeypatch.setattr("nats.aio.client.Client", Client)
-    consumer = DurableConsumer("robot", {}, ConsumerSettings("FRAMES", "ssl", None, 1, 1.0))
+    settings = ConsumerSettings("FRAMES", "ssl", None, 1, 1.0)
+    consumer = DurableConsumer("robot", {}, lambda: {"token": "new"}, settings)
+    asyncio.run(come_and_go())
+    return consumer.client.options
+
+
+def test_a_nats_source_replaces_all_secrets_after_an_error(monkeypatch):
+    options = options_after_errors(1, monkeypatch)
+    assert options == {"user": None, "password": None, "token": "new"}
+
+
+def test_the_log_limits_its_lines_about_a_nats_server_that_comes_and_goes(monkeypatch, caplog):
     with caplog.at_level(logging.INFO):
-        asyncio.run(come_and_go())
+        options_after_errors(200, monkeypatch)
     assert [record.getMessage() for record in caplog.records] == [
         "source robot: unexpected EOF",
         "source robot: connected again",
