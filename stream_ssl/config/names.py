@@ -42,7 +42,7 @@ D_MOCO = (
     "method's name does not set the memory; leave the name out and add --config "
     "deploy/configs/presets/d-moco.yaml"
 )
-"""The error for a name that older versions read as MoCo with the default memory."""
+"""The error for the name that the DUEL paper gives to MoCo with its memory."""
 
 HELD_OUT = "--observe.held_out"
 
