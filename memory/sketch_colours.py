@@ -19,7 +19,7 @@ RECOLOURED: Final = 40.0
 """The least difference of two cells of different colours, in levels of 255."""
 
 FADED: Final = 0.3
-"""The share of a cell's colour by which a copy may differ besides, because it may be paler."""
+"""A copy may also differ by this share of a cell's own colour, because copies may be paler."""
 
 COLOURLESS: Final = 8.0
 """A picture whose cells all have less colour than this may be a grey copy, in levels of 255."""
