@@ -189,11 +189,11 @@ def test_the_cost_of_a_packet_of_headers_with_many_parts_is_computed_quickly(
     begun = time.thread_time()
     extra_cost(rows, memoryview(data * count))
     spent = time.thread_time() - begun
-    assert spent < 4 * seconds_of_a_million_additions()
+    assert spent < 6 * seconds_of_a_million_additions()
 
 
 def seconds_of_a_million_additions() -> float:
-    """Return how fast this machine is now: 0.06 s on a quiet Intel Xeon."""
+    """Return how fast this machine is now: 0.04 s on a quiet Intel Xeon."""
     begun, total = time.thread_time(), 0
     for number in range(1_000_000):
         total += number
